@@ -7,7 +7,7 @@
 //!   null is an absent attribute.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::Deserialize;
@@ -60,7 +60,7 @@ impl<'de> Visitor<'de> for Attributes<'_> {
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut members: M) -> Result<(), M::Error> {
-        let mut written: HashSet<Cow<'de, str>> = HashSet::new();
+        let mut written: BTreeSet<Cow<'de, str>> = BTreeSet::new();
         while let Some((Name(name), value)) = members.next_entry::<Name<'de>, &'de RawValue>()? {
             let name = attribute_name(name);
             if value.get() == "null"
@@ -190,13 +190,23 @@ mod tests {
             })
             .map(|name| format!("{name:?}: 1, "))
             .collect();
-        assert_eq!(attributes(&format!("{{{all}\"kept\": 1}}")), json!({"kept": 1}));
+        assert_eq!(
+            attributes(&format!("{{{all}\"kept\": 1}}")),
+            json!({"kept": 1})
+        );
     }
 
     #[test]
     fn what_is_no_object_adds_nothing() {
         for headers in [
-            "[]", "1", "\"x\"", "null", "", r#"{"a": 1, "b"#, r#"{"a": 1, "b": tru}"#, "{\"a\":",
+            "[]",
+            "1",
+            "\"x\"",
+            "null",
+            "",
+            r#"{"a": 1, "b"#,
+            r#"{"a": 1, "b": tru}"#,
+            "{\"a\":",
         ] {
             assert_eq!(attributes(headers), json!({}), "{headers}");
         }

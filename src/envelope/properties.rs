@@ -227,9 +227,10 @@ fn a_json_null_is_data_and_an_sql_null_is_none() {
         payload: Some("null".into()),
         ..plain()
     };
-    assert!(written(&event).ends_with(
-        r#""datacontenttype":"application/json","sequence":"731:12","data":null}"#
-    ));
+    assert!(
+        written(&event)
+            .ends_with(r#""datacontenttype":"application/json","sequence":"731:12","data":null}"#)
+    );
     assert!(!written(&plain()).contains("data"));
 }
 

@@ -1,0 +1,49 @@
+//! What all kinds that deliver over a network have in common.
+
+use std::time::Duration;
+
+use super::http::Http;
+use super::{Batch, Config};
+use crate::dispatch::Outcome;
+
+/// What every kind implements: deliver once, and say which events got through.
+pub(crate) trait Sink: Send + Sync {
+    /// Tries `batch` once. Ends within the time-outs of the sink, and reports whatever goes wrong as an outcome. To drop the
+    /// future is to give the delivery up; whether it took effect is then unknown.
+    fn deliver(&self, batch: &Batch) -> impl Future<Output = Outcome> + Send;
+}
+
+/// Settings that hold for a sink whose `config` does not say otherwise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    /// For a whole request, from connecting to the last byte of the answer.
+    pub(crate) http_timeout: Duration,
+}
+
+/// A client of any kind, with its connections. They are kept between deliveries and closed when it is dropped.
+pub(crate) enum Client {
+    Http(Http),
+}
+
+impl Client {
+    /// Prepares a client and connects to nothing yet. Reads the files that `config` names.
+    ///
+    /// # Errors
+    /// For people to read, without secrets: a file that cannot be used, or a kind that has no client.
+    pub(crate) fn open(config: &Config, defaults: &Defaults) -> Result<Self, String> {
+        match config {
+            Config::Http(http) => Http::open(http, defaults).map(Client::Http),
+            Config::Function(_) | Config::Pull => Err(format!(
+                "a sink of kind \"{}\" is served by the database itself",
+                config.kind()
+            )),
+        }
+    }
+
+    /// See [`Sink::deliver`].
+    pub(crate) async fn deliver(&self, batch: &Batch) -> Outcome {
+        match self {
+            Client::Http(http) => http.deliver(batch).await,
+        }
+    }
+}

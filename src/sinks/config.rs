@@ -1,0 +1,176 @@
+//! The `config` of a sink, read and checked as a whole when it is set.
+
+use serde_json::Value;
+
+use super::fields::{Fields, listed, nearest, shown};
+use super::{FunctionConfig, HttpConfig};
+
+/// The kinds of sinks that there are.
+pub(crate) const KINDS: &[&str] = &["function", "http", "pull"];
+
+/// A valid `config`. Prints without credentials.
+#[derive(Clone, Debug)]
+pub(crate) enum Config {
+    Function(FunctionConfig),
+    Http(Box<HttpConfig>),
+    Pull,
+}
+
+/// What is wrong with a `config`, as an error of Postgres says it. Holds names, never values.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct ConfigError {
+    pub(crate) message: String,
+    pub(crate) detail: Option<String>,
+    pub(crate) hint: Option<String>,
+}
+
+/// Reads the `config` of a sink of `kind`. Touches neither files nor network.
+pub(crate) fn parse(kind: &str, config: &Value) -> Result<Config, ConfigError> {
+    match kind {
+        "function" => FunctionConfig::parse(config).map(Config::Function),
+        "http" => HttpConfig::parse(config).map(|http| Config::Http(Box::new(http))),
+        "pull" => Fields::new("pull", config, &[]).map(|_| Config::Pull),
+        "usage" => Err(
+            ConfigError::new("sinks of kind \"usage\" cannot be created".to_owned()).hint(
+                "Usage is written by outbox.record_usage, in the transaction that uses something.",
+            ),
+        ),
+        _ => {
+            let error = ConfigError::new(format!("unknown kind of sink \"{}\"", shown(kind)))
+                .detail(format!("The kinds are {}.", listed(KINDS)));
+            Err(match nearest(kind, KINDS) {
+                Some(near) => error.hint(format!("Perhaps \"{near}\" is meant.")),
+                None => error,
+            })
+        }
+    }
+}
+
+impl Config {
+    /// The name of the secret whose active values each delivery needs.
+    pub(crate) fn secret(&self) -> Option<&str> {
+        match self {
+            Config::Http(http) => http.secret(),
+            Config::Function(_) | Config::Pull => None,
+        }
+    }
+
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Config::Function(_) => "function",
+            Config::Http(_) => "http",
+            Config::Pull => "pull",
+        }
+    }
+}
+
+impl ConfigError {
+    pub(super) fn new(message: String) -> Self {
+        Self {
+            message,
+            detail: None,
+            hint: None,
+        }
+    }
+
+    pub(super) fn detail(mut self, detail: impl Into<String>) -> Self {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_kind_is_read_and_knows_its_name() {
+        for (kind, config) in [
+            ("function", json!({"function": "take(outbox.event[])"})),
+            ("http", json!({"url": "https://example.com/hook"})),
+            ("pull", json!({})),
+        ] {
+            assert_eq!(parse(kind, &config).unwrap().kind(), kind);
+            assert!(KINDS.contains(&kind));
+        }
+        assert_eq!(KINDS.len(), 3);
+    }
+
+    #[test]
+    fn an_unknown_kind_lists_the_known_ones() {
+        let error = parse("htttp", &json!({})).unwrap_err();
+        assert_eq!(error.message, "unknown kind of sink \"htttp\"");
+        assert_eq!(
+            error.detail.as_deref(),
+            Some("The kinds are \"function\", \"http\" and \"pull\".")
+        );
+        assert_eq!(error.hint.as_deref(), Some("Perhaps \"http\" is meant."));
+    }
+
+    #[test]
+    fn usage_is_no_sink() {
+        let error = parse("usage", &json!({})).unwrap_err();
+        assert!(error.hint.unwrap().contains("outbox.record_usage"));
+    }
+
+    #[test]
+    fn a_config_is_an_object() {
+        for (config, what) in [
+            (json!(null), "null"),
+            (json!([]), "an array"),
+            (json!("x"), "a string"),
+            (json!(1), "a number"),
+            (json!(true), "a boolean"),
+        ] {
+            for kind in KINDS {
+                let error = parse(kind, &config).unwrap_err();
+                assert!(
+                    error
+                        .message
+                        .ends_with(&format!("must be a JSON object, not {what}")),
+                    "{error}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn functions_are_named() {
+        let error = parse("function", &json!({})).unwrap_err();
+        assert_eq!(
+            error.message,
+            "the config of a sink of kind \"function\" needs \"function\""
+        );
+        let error = parse("function", &json!({"function": 7})).unwrap_err();
+        assert_eq!(
+            error.detail.as_deref(),
+            Some("\"function\" must be a string, not a number.")
+        );
+        let error = parse("function", &json!({"function": ""})).unwrap_err();
+        assert_eq!(
+            error.detail.as_deref(),
+            Some("\"function\" must not be empty.")
+        );
+    }
+
+    #[test]
+    fn pull_takes_no_config() {
+        let error = parse("pull", &json!({"url": "http://x"})).unwrap_err();
+        assert_eq!(
+            error.message,
+            "unknown key \"url\" in the config of a sink of kind \"pull\""
+        );
+        assert_eq!(
+            error.detail.as_deref(),
+            Some("A sink of kind \"pull\" takes no config.")
+        );
+    }
+}

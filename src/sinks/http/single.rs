@@ -1,0 +1,205 @@
+//! Mode `single`: one request an event, several at once.
+//!
+//! Events of one key (source and subject) form a lane. Within a lane, each is sent after the one before it went through, so
+//! that order within a key holds; lanes are independent of each other. When an event fails, the rest of its lane stays
+//! back. When the endpoint as a whole seems to be down, everything not yet sent does.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::task::JoinSet;
+
+use super::exchange::{Endpoint, Setback};
+use super::request::Message;
+use super::signing::Keys;
+use crate::dispatch::{Failure, Outcome, Refusal};
+use crate::envelope::Event;
+use crate::sinks::{Batch, Secrets};
+
+/// After so many refusals and not one event that was taken, the rest is not sent.
+const REFUSALS: usize = 5;
+
+const BEHIND: &str = "not sent: an earlier event of the same source and subject failed";
+const HALTED: &str = "not sent: the endpoint was failing";
+
+/// Sends the events of `batch`, at most `concurrency` of them at a time.
+pub(super) async fn deliver(
+    endpoint: &Arc<Endpoint>,
+    batch: &Batch,
+    keys: Keys,
+    concurrency: usize,
+) -> Outcome {
+    let lanes = lanes(&batch.events);
+    let workers = concurrency.min(lanes.len());
+    let pass = Arc::new(Pass {
+        endpoint: Arc::clone(endpoint),
+        events: batch.events.clone(),
+        secrets: batch.secrets.clone(),
+        keys,
+        state: Mutex::new(State {
+            lanes,
+            fates: batch.events.iter().map(|_| Fate::Unsent(HALTED)).collect(),
+            refusals: 0,
+            answered: false,
+            halted: false,
+        }),
+    });
+    // Dropping the set ends the workers: a delivery that is given up leaves nothing running.
+    let mut set = JoinSet::new();
+    for _ in 1..workers {
+        set.spawn(Arc::clone(&pass).work());
+    }
+    Arc::clone(&pass).work().await;
+    while set.join_next().await.is_some() {}
+    let fates = std::mem::take(&mut pass.state().fates);
+    outcome(fates)
+}
+
+/// The places of the events of each key, in order, the key that comes first in front.
+fn lanes(events: &[Arc<Event>]) -> VecDeque<VecDeque<usize>> {
+    let mut lanes: VecDeque<VecDeque<usize>> = VecDeque::new();
+    let mut of_key = HashMap::new();
+    for (index, event) in events.iter().enumerate() {
+        let lane = *of_key.entry(event.key()).or_insert_with(|| {
+            lanes.push_back(VecDeque::new());
+            lanes.len() - 1
+        });
+        lanes[lane].push_back(index);
+    }
+    lanes
+}
+
+/// What the workers of one delivery share.
+struct Pass {
+    endpoint: Arc<Endpoint>,
+    events: Vec<Arc<Event>>,
+    secrets: Secrets,
+    keys: Keys,
+    state: Mutex<State>,
+}
+
+struct State {
+    lanes: VecDeque<VecDeque<usize>>,
+    fates: Vec<Fate>,
+    refusals: usize,
+    /// The endpoint has taken an event, or judged one.
+    answered: bool,
+    halted: bool,
+}
+
+enum Fate {
+    Unsent(&'static str),
+    Through,
+    Rejected(Failure),
+    Refused(Refusal),
+}
+
+impl Pass {
+    async fn work(self: Arc<Self>) {
+        while let Some(mut lane) = self.next_lane() {
+            while let Some(index) = lane.pop_front() {
+                let event = &self.events[index];
+                let message = Message::single(event, &self.keys).await;
+                let alone = std::slice::from_ref(event);
+                let sent = self.endpoint.send(message, alone, &self.secrets).await;
+                if !self.state().record(index, sent) {
+                    self.state().hold(lane);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn next_lane(&self) -> Option<VecDeque<usize>> {
+        let mut state = self.state();
+        if state.halted {
+            return None;
+        }
+        state.lanes.pop_front()
+    }
+
+    /// Never held over an await; and after a panic, what the others recorded still stands.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Notes what came of one event. Returns whether the next of its lane may be sent.
+    fn record(&mut self, index: usize, sent: Result<Vec<Failure>, Setback>) -> bool {
+        let (fate, on) = match sent {
+            Ok(failures) => {
+                self.answered = true;
+                match failures.into_iter().next() {
+                    None => (Fate::Through, true),
+                    // What will never go through holds nothing up.
+                    Some(failure) => {
+                        let on = failure.permanent;
+                        (Fate::Rejected(Failure { index, ..failure }), on)
+                    }
+                }
+            }
+            Err(Setback { refusal, outage }) => {
+                self.refusals += 1;
+                self.halted |= outage || (self.refusals >= REFUSALS && !self.answered);
+                (Fate::Refused(refusal), false)
+            }
+        };
+        self.fates[index] = fate;
+        on && !self.halted
+    }
+
+    fn hold(&mut self, lane: VecDeque<usize>) {
+        let reason = if self.halted { HALTED } else { BEHIND };
+        for index in lane {
+            self.fates[index] = Fate::Unsent(reason);
+        }
+    }
+}
+
+fn outcome(fates: Vec<Fate>) -> Outcome {
+    let answered = fates
+        .iter()
+        .any(|fate| matches!(fate, Fate::Through | Fate::Rejected(_)));
+    if !answered {
+        return Outcome::Failed(refusal(fates));
+    }
+    let failures: Vec<_> = fates
+        .into_iter()
+        .enumerate()
+        .filter_map(|(index, fate)| {
+            let error = match fate {
+                Fate::Through => return None,
+                Fate::Rejected(failure) => return Some(failure),
+                Fate::Refused(refusal) => refusal.error,
+                Fate::Unsent(reason) => reason.to_owned(),
+            };
+            Some(Failure {
+                index,
+                error,
+                permanent: false,
+            })
+        })
+        .collect();
+    match failures.is_empty() {
+        true => Outcome::Delivered,
+        false => Outcome::Partial(failures),
+    }
+}
+
+/// The first refusal, with the longest wait that was asked for.
+fn refusal(fates: Vec<Fate>) -> Refusal {
+    let refusals = fates.into_iter().filter_map(|fate| match fate {
+        Fate::Refused(refusal) => Some(refusal),
+        _ => None,
+    });
+    refusals
+        .reduce(|first, other| Refusal {
+            retry_after: first.retry_after.max(other.retry_after),
+            ..first
+        })
+        .unwrap_or_else(|| Refusal {
+            error: HALTED.to_owned(),
+            retry_after: None,
+        })
+}

@@ -1,0 +1,24 @@
+//! The sinks: everything that takes events out of the database, one module per kind.
+//!
+//! Owns what a kind is: the reading of its `config`, and the client that delivers. Knows the envelope and the words of
+//! [`crate::dispatch`] for what a delivery came to; knows no Postgres, no cursor and no retry: each delivery is tried once,
+//! and what becomes of a failure is decided elsewhere.
+//!
+//! The kinds `function` and `pull` have no client. They live in the database, and the layers that may use it deliver to
+//! them; here is only what their `config` says.
+
+mod batch;
+mod client;
+mod config;
+mod fields;
+mod function;
+mod http;
+mod plain_text;
+mod secrets;
+
+pub(crate) use batch::Batch;
+pub(crate) use client::{Client, Defaults, Sink};
+pub(crate) use config::{Config, ConfigError, KINDS, parse};
+pub(crate) use function::FunctionConfig;
+pub(crate) use http::HttpConfig;
+pub(crate) use secrets::Secrets;
