@@ -1,0 +1,152 @@
+-- Cursors: where a reader of a stream stands. Forward only.
+
+create table outbox.cursors (
+    name         text primary key,
+    stream       text not null references outbox.streams (name),
+    txid         xid8 not null,
+    seq          bigint not null,
+    updated_at   timestamptz not null default clock_timestamp(),
+    -- The rest is for sinks, which read in commit order (src/dispatch/window.rs).
+    window_no    bigint,
+    done         pg_snapshot,
+    upto         pg_snapshot,
+    at_group     bigint,
+    at_seq       bigint,
+    floor        bigint,
+    ceiling      bigint,
+    next_floor   bigint,
+    handed_group bigint,
+    handed_seq   bigint,
+    handed_last_txid xid8,
+    handed_last_seq  bigint,
+    handed_events    bigint,
+    delivered    bigint not null default 0,
+    delivered_at timestamptz
+) with (fillfactor = 40);
+comment on table outbox.cursors is
+    'where each reader stands: (txid, seq) is no greater than anything it has not seen; a sink''s cursor is named sink:<id>';
+comment on column outbox.cursors.window_no is 'how many windows the sink has opened; the order of saves is (window_no, at_group, at_seq)';
+comment on column outbox.cursors.done is 'everything visible in this snapshot has been delivered';
+comment on column outbox.cursors.upto is 'the open window: what is visible in this snapshot and not in done';
+comment on column outbox.cursors.at_group is 'within the window, what is delivered: up to (at_group, at_seq); at_group is the last seq of a transaction, or at_seq';
+comment on column outbox.cursors.floor is 'no event of the window that began after done lies at or below this seq';
+comment on column outbox.cursors.ceiling is 'no event of the window lies above this seq';
+comment on column outbox.cursors.next_floor is 'the floor of the window that follows';
+comment on column outbox.cursors.handed_seq is 'pull sinks: the batch handed out and not yet acknowledged ends at (handed_group, handed_seq)';
+
+-- Positions of another cluster's transaction ids mean nothing here: re-base first. Costs one look at a table of one row.
+create function outbox.rebase_if_moved() returns void
+    language c volatile as 'MODULE_PATHNAME', 'rebase_if_moved_wrapper';
+comment on function outbox.rebase_if_moved() is 'after a logical restore or a move to another cluster: re-bases positions, so that what is undelivered stays so';
+
+-- The relation of a stream and where retention stands in it.
+create function outbox.stream_named(name text) returns outbox.streams
+    language plpgsql stable set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    found_stream outbox.streams;
+begin
+    select * into found_stream from outbox.streams s where s.name = stream_named.name;
+    if not found then
+        raise exception 'stream % does not exist', coalesce('"' || name || '"', 'null')
+            using errcode = '42704', hint = 'Streams are made by outbox.create_stream and listed in outbox.streams.';
+    end if;
+    return found_stream;
+end $$;
+
+create function outbox.read(after text default null, max_events int default 100, stream text default 'outbox')
+    returns table (
+        txid xid8, seq bigint, id text, topic text, source text, subject text, tenant text, "time" timestamptz,
+        payload jsonb, headers jsonb, "position" text)
+    language plpgsql security definer
+    set search_path = pg_catalog, outbox, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+declare
+    s outbox.streams := outbox.stream_named(stream);
+    a record;
+begin
+    if max_events is null or max_events < 1 then
+        raise exception 'max_events must be at least 1' using errcode = '22023', detail = format('It is %s.', coalesce(max_events::text, 'null'));
+    end if;
+    perform outbox.rebase_if_moved();
+    a := outbox.parse_position(coalesce(after, '0:0'));
+    -- Horizon and rows in one statement, so in one snapshot: nothing can commit behind the last row returned.
+    return query execute format($sql$
+        select e.txid, e.seq, outbox.event_id(e.id, $4, e.txid, e.seq, e."time"), e.topic, e.source, e.subject, e.tenant, e."time",
+               e.payload, e.headers, e.txid::text || ':' || e.seq::text
+          from %s e
+         where (e.txid, e.seq) > ($1, $2) and e.txid < pg_snapshot_xmin(pg_current_snapshot())
+         order by e.txid, e.seq limit $3$sql$, s.relation)
+    using coalesce(a.txid, '0'::xid8), coalesce(a.seq, 0), max_events, s.name;
+end $$;
+comment on function outbox.read(text, int, text) is
+    'the next events after a position, in pair order (txid, seq); nothing can ever commit behind the last one returned. Waits for '
+    'every open transaction that began to write earlier. Errors: 22023 for a position or max_events, 42704 for an unknown stream';
+
+create function outbox.tail(stream text default 'outbox') returns text
+    language plpgsql security definer
+    set search_path = pg_catalog, outbox, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+declare
+    s outbox.streams := outbox.stream_named(stream);
+    last text;
+begin
+    perform outbox.rebase_if_moved();
+    execute format($sql$
+        select e.txid::text || ':' || e.seq::text from %s e
+         where e.txid < pg_snapshot_xmin(pg_current_snapshot()) order by e.txid desc, e.seq desc limit 1$sql$, s.relation) into last;
+    return last;
+end $$;
+comment on function outbox.tail(text) is 'the last position that outbox.read could return now; null in an empty stream. Error 42704 for an unknown stream';
+
+-- A name that a client may use for a cursor of its own.
+create function outbox.check_cursor_name(name text) returns void
+    language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+begin
+    if coalesce(name, '') = '' or length(name) > 200 then
+        raise exception 'cursor name % is not allowed', coalesce(quote_literal(left(name, 60)), 'null')
+            using errcode = '22023', detail = 'A cursor name has 1 to 200 characters.';
+    elsif name like 'sink:%' then
+        raise exception 'cursor "%" belongs to a sink', name
+            using errcode = '22023', detail = 'A sink''s cursor is moved by its deliveries alone.', hint = 'Use outbox.ack for a pull sink, outbox.drop_sink to give a sink up.';
+    end if;
+end $$;
+
+create function outbox.save_cursor(name text, "position" text, stream text default 'outbox') returns boolean
+    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    s outbox.streams := outbox.stream_named(stream);
+    p record;
+    moved boolean;
+begin
+    perform outbox.check_cursor_name(name);
+    if "position" is null then
+        raise exception 'cursor "%" needs a position', name using errcode = '22023', detail = 'The position is null.';
+    end if;
+    p := outbox.parse_position("position");
+    -- One upsert that compares in its WHERE: a late save by an old holder moves nothing back, concurrent saves end at the greatest.
+    insert into outbox.cursors as c (name, stream, txid, seq) values (save_cursor.name, s.name, p.txid, p.seq)
+        on conflict on constraint cursors_pkey do update
+           set txid = excluded.txid, seq = excluded.seq, updated_at = clock_timestamp()
+         where c.stream = excluded.stream and (c.txid, c.seq) < (excluded.txid, excluded.seq)
+    returning true into moved;
+    if moved is null and exists (select from outbox.cursors c where c.name = save_cursor.name and c.stream <> s.name) then
+        raise exception 'cursor "%" belongs to another stream than "%"', name, s.name
+            using errcode = '22023', hint = 'Use another name, or drop it first: select outbox.drop_cursor(name).';
+    end if;
+    return coalesce(moved, false);
+end $$;
+comment on function outbox.save_cursor(text, text, text) is
+    'saves a reader''s position, forward only; true when it moved. The slowest cursor of a stream holds retention back. '
+    'Errors: 22023 for a position or name, 42704 for an unknown stream';
+
+create function outbox.cursor(name text) returns text
+    language sql stable security definer set search_path = pg_catalog, outbox, pg_temp
+    return (select outbox.format_position(c.txid, c.seq) from outbox.cursors c where c.name = cursor.name);
+comment on function outbox.cursor(text) is 'the saved position of a cursor, null if there is none';
+
+create function outbox.drop_cursor(name text) returns boolean
+    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    perform outbox.check_cursor_name(name);
+    delete from outbox.cursors c where c.name = drop_cursor.name;
+    return found;
+end $$;
+comment on function outbox.drop_cursor(text) is 'forgets a cursor, so that retention no longer waits for it; true if there was one';

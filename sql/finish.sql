@@ -1,0 +1,21 @@
+-- Last: what belongs to the dump, what belongs to nobody, and word to the launcher.
+
+revoke all on all functions in schema outbox from public;
+revoke all on all tables in schema outbox from public;
+
+select pg_catalog.pg_extension_config_dump('outbox.events', '');
+select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.events', 'seq'), '');
+select pg_catalog.pg_extension_config_dump('outbox.streams', 'where not builtin');
+select pg_catalog.pg_extension_config_dump('outbox.clusters', '');
+select pg_catalog.pg_extension_config_dump('outbox.cursors', '');
+select pg_catalog.pg_extension_config_dump('outbox.sinks', '');
+select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.sinks', 'number'), '');
+select pg_catalog.pg_extension_config_dump('outbox.sink_health', '');
+select pg_catalog.pg_extension_config_dump('outbox.dead_letters', '');
+select pg_catalog.pg_extension_config_dump('outbox.sink_grants', '');
+
+create function outbox.announce() returns void
+    language c volatile as 'MODULE_PATHNAME', 'announce_wrapper';
+comment on function outbox.announce() is 'tells the launcher that this database has the extension';
+revoke all on function outbox.announce() from public;
+select outbox.announce();

@@ -1,0 +1,152 @@
+-- Events, and the streams that hold them.
+
+create type outbox.event as (
+    txid    xid8,
+    seq     bigint,
+    id      text,
+    topic   text,
+    source  text,
+    subject text,
+    tenant  text,
+    "time"  timestamptz,
+    payload jsonb,
+    headers jsonb
+);
+comment on type outbox.event is 'one event, as function sinks, filters and transforms see it; the columns of outbox.events';
+
+create function outbox.new_id() returns text
+    language c volatile strict parallel safe as 'MODULE_PATHNAME', 'new_id_wrapper';
+comment on function outbox.new_id() is 'a new event id: evt_ and 32 hexadecimal digits, unique over streams, clusters and restores';
+
+create function outbox.event_id(id text, stream text, txid xid8, seq bigint, "time" timestamptz) returns text
+    language sql immutable parallel safe
+    return coalesce(id, 'evt_' || md5(concat_ws(':', stream, txid::text, seq::text, extract(epoch from "time")::text)));
+comment on function outbox.event_id(text, text, xid8, bigint, timestamptz) is
+    'the id of an event: the stored one, or, where an application stored null, one derived from what never changes in the row';
+
+-- Called before each insert statement on a stream: the commit then wakes the dispatcher, once, however many events.
+create function outbox.wake() returns trigger
+    language c as 'MODULE_PATHNAME', 'wake_wrapper';
+comment on function outbox.wake() is 'trigger on every stream: the commit of this transaction wakes the dispatcher';
+
+create table outbox.streams (
+    name       text primary key check (name ~ '^[a-z_][a-z0-9_]{0,39}$'),
+    relation   regclass not null unique,
+    sequence   regclass not null,
+    builtin    boolean not null default false,
+    pruned_seq bigint not null default 0,
+    created_at timestamptz not null default now()
+);
+comment on table outbox.streams is 'a stream is a table of events with its own sinks and retention';
+comment on column outbox.streams.pruned_seq is 'retention has removed everything up to this seq; reads start behind it';
+
+-- Which clusters the positions in this database come from. A dump restored elsewhere adds the old cluster's identifier to the new
+-- one's: two different rows are the sign that positions must be re-based before anything is read (src/store/rebase.rs).
+create table outbox.clusters (
+    system_identifier bigint not null,
+    since             timestamptz not null default now(),
+    since_xid         xid8 not null default pg_current_xact_id()
+);
+comment on table outbox.clusters is 'system identifiers of the clusters whose transaction ids the stored positions speak of';
+
+-- The table of a stream: also used for the built-in ones, so that all are of one shape.
+create function outbox.make_stream_table(name text, relation text) returns void
+    language plpgsql as $$
+begin
+    -- txid stands before seq: defaults are evaluated in this order, and a transaction must have its id before it draws its first
+    -- seq, or the floor below which nothing undelivered can lie (src/dispatch/window.rs) would not hold.
+    execute format($sql$
+        create table outbox.%1$I (
+            txid    xid8 not null default pg_current_xact_id(),
+            seq     bigint generated always as identity primary key,
+            id      text default outbox.new_id(),
+            topic   text not null,
+            source  text,
+            subject text,
+            tenant  text default nullif(current_setting('outbox.tenant', true), ''),
+            "time"  timestamptz not null default clock_timestamp(),
+            payload jsonb,
+            headers jsonb default nullif(current_setting('outbox.headers', true), '')::jsonb
+        )$sql$, relation);
+    execute format('create index %I on outbox.%I (txid, seq)', relation || '_position', relation);
+    execute format('create trigger outbox_wake before insert on outbox.%I for each statement execute function outbox.wake()', relation);
+    execute format('comment on table outbox.%I is %L', relation, 'events of the stream ' || name || '; the position of an event is (txid, seq)');
+    insert into outbox.streams (name, relation, sequence)
+    values (name, format('outbox.%I', relation)::regclass, pg_get_serial_sequence(format('outbox.%I', relation), 'seq')::regclass);
+end $$;
+revoke all on function outbox.make_stream_table(text, text) from public;
+
+select outbox.make_stream_table('outbox', 'events');
+update outbox.streams set builtin = true where name = 'outbox';
+insert into outbox.clusters (system_identifier) select system_identifier from pg_control_system();
+
+create function outbox.emit(
+    topic   text,
+    payload jsonb default null,
+    subject text default null,
+    source  text default null,
+    tenant  text default null,
+    headers jsonb default null,
+    id      text default null,
+    stream  text default 'outbox'
+) returns text
+    language c volatile as 'MODULE_PATHNAME', 'emit_wrapper';
+comment on function outbox.emit(text, jsonb, text, text, text, jsonb, text, text) is
+    'writes one event into a stream, in the calling transaction, and returns its id. tenant and headers default to the settings '
+    'outbox.tenant and outbox.headers. Errors: 22023 without a topic, 42704 for an unknown stream, 42501 without the privilege emit';
+
+create function outbox.create_stream(name text) returns void
+    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    acl record;
+begin
+    if name is null or name !~ '^[a-z_][a-z0-9_]{0,39}$' then
+        raise exception 'stream name % is not allowed', coalesce(quote_literal(name), 'null')
+            using errcode = '22023', detail = 'A stream name is 1 to 40 of a-z, 0-9 and _, and does not begin with a digit.',
+                  hint = 'For example: select outbox.create_stream(''billing'')';
+    end if;
+    if exists (select from outbox.streams s where s.name = create_stream.name) then
+        raise exception 'stream "%" exists already', name using errcode = '42710';
+    end if;
+    if name = 'audit' or to_regclass(format('outbox.%I', name)) is not null then
+        raise exception 'stream name "%" is reserved', name
+            using errcode = '22023', detail = 'A relation of the extension has this name.', hint = 'Choose another name.';
+    end if;
+    perform outbox.make_stream_table(name, name);
+    -- Whoever may emit or read has that privilege in every stream, later ones too.
+    for acl in
+        select a.grantee::regrole as grantee, a.privilege_type
+          from pg_class c cross join aclexplode(c.relacl) a
+         where c.oid = 'outbox.events'::regclass and a.grantee <> 0 and a.grantee <> c.relowner
+           and a.privilege_type in ('INSERT', 'SELECT')
+    loop
+        execute format('grant %s on outbox.%I to %s', acl.privilege_type, name, acl.grantee);
+    end loop;
+end $$;
+comment on function outbox.create_stream(text) is
+    'makes a stream: table outbox.<name> of the shape of outbox.events. Errors: 22023 for a name that is not allowed, 42710 if it exists';
+
+create function outbox.drop_stream(name text) returns void
+    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    gone outbox.streams;
+    sink text;
+begin
+    select * into gone from outbox.streams s where s.name = drop_stream.name for update;
+    if not found then
+        raise exception 'stream "%" does not exist', name using errcode = '42704';
+    end if;
+    if gone.builtin then
+        raise exception 'stream "%" is built in', name using errcode = '22023', detail = 'Only streams made by outbox.create_stream can be dropped.';
+    end if;
+    select s.id into sink from outbox.sinks s where s.stream = drop_stream.name limit 1;
+    if found then
+        raise exception 'stream "%" has sinks', name
+            using errcode = '2BP01', detail = format('Sink "%s" reads it.', sink), hint = 'Drop its sinks first: select outbox.drop_sink(id).';
+    end if;
+    delete from outbox.cursors c where c.stream = drop_stream.name;
+    delete from outbox.streams s where s.name = drop_stream.name;
+    execute format('drop table %s', gone.relation);
+end $$;
+comment on function outbox.drop_stream(text) is
+    'drops a stream with its events and cursors. Errors: 42704 if there is none, 2BP01 while it has sinks, 22023 for a built-in one';

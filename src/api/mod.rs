@@ -1,0 +1,9 @@
+//! The functions of schema outbox that are written in Rust: arguments checked, errors with their SQLSTATE, and no more. Their SQL
+//! declarations stand in sql/.
+
+mod emit;
+mod pull;
+mod rebase;
+mod secrets;
+mod sinks;
+mod worker;

@@ -1,0 +1,439 @@
+//! outbox.create_sink and outbox.alter_sink: everything about a sink is checked when it is set.
+
+use pgrx::prelude::*;
+use pgrx::{JsonB, pg_sys};
+
+use crate::dispatch::{Pattern, Place, Snapshot, Window};
+use crate::envelope::Position;
+use crate::pg::error::{Complaint, OrRaise};
+use crate::pg::security::{self, Path, as_extension};
+use crate::pg::spi::{Arg, Spi, connected};
+use crate::pg::transaction;
+use crate::sinks::{self as kinds, Config, ConfigError};
+use crate::store::events;
+use crate::store::sinks::{self, Grouping, NewSink, SinkRow};
+use crate::store::streams::{self, Stream};
+use crate::store::{cursors, rebase};
+use crate::worker::shaping;
+
+impl From<ConfigError> for Complaint {
+    fn from(error: ConfigError) -> Self {
+        Complaint {
+            detail: error.detail,
+            hint: error.hint,
+            ..Complaint::bad_argument(error.message)
+        }
+    }
+}
+
+#[pg_extern(sql = false)]
+#[allow(clippy::too_many_arguments)]
+fn create_sink(
+    id: Option<&str>,
+    kind: Option<&str>,
+    config: Option<JsonB>,
+    stream: Option<&str>,
+    start: Option<&str>,
+    topics: Option<Vec<Option<String>>>,
+    tenant: Option<&str>,
+    filter: Option<&str>,
+    transform: Option<pg_sys::Oid>,
+    batch_size: Option<i32>,
+    grouping: Option<&str>,
+    isolation: Option<&str>,
+    enabled: Option<bool>,
+) {
+    let mut sink = SinkRow {
+        id: checked_id(id).or_raise().to_owned(),
+        kind: kind
+            .ok_or_else(|| Complaint::bad_argument("a sink needs a kind"))
+            .or_raise()
+            .to_owned(),
+        config: config.map_or_else(|| "{}".to_owned(), |config| config.0.to_string()),
+        stream: stream.unwrap_or("outbox").to_owned(),
+        topics: checked_topics(topics).or_raise(),
+        tenant: given(tenant),
+        filter: given(filter),
+        transform,
+        function: None,
+        batch_size,
+        grouping: checked_grouping(grouping.unwrap_or("event")).or_raise(),
+        isolation: isolation.unwrap_or("batch").to_owned(),
+        enabled: enabled.unwrap_or(true),
+        owner: security::current_role(),
+        number: 0,
+        version: 1,
+    };
+    let start = start.unwrap_or("origin");
+    let code = Code {
+        function: true,
+        filter: true,
+        transform: true,
+    };
+    check(&mut sink, code).or_raise();
+    as_extension(|| {
+        connected(|spi| {
+            rebase::if_moved(spi);
+            let stream = streams::named(spi, &sink.stream)
+                .ok_or_else(|| streams::unknown(&sink.stream))
+                .or_raise();
+            let (place, pair) = starting_place(spi, &stream, start).or_raise();
+            if !sinks::create(spi, &NewSink { sink: &sink, start }) {
+                taken(&sink.id).raise();
+            }
+            cursors::create(spi, &sink.id, &sink.stream, &place, pair);
+        });
+    });
+}
+
+#[pg_extern(sql = false)]
+#[allow(clippy::too_many_arguments)]
+fn alter_sink(
+    id: Option<&str>,
+    config: Option<JsonB>,
+    topics: Option<Vec<Option<String>>>,
+    tenant: Option<&str>,
+    filter: Option<&str>,
+    transform: Option<pg_sys::Oid>,
+    batch_size: Option<i32>,
+    grouping: Option<&str>,
+    isolation: Option<&str>,
+    enabled: Option<bool>,
+) {
+    let caller = security::current_role();
+    let id = id.unwrap_or_default();
+    let before = as_extension(|| connected(|spi| sinks::named(spi, id)));
+    let mut sink = before.ok_or_else(|| unknown(id)).or_raise();
+    let code = Code {
+        function: config.is_some() && sink.kind == "function",
+        filter: filter.is_some_and(|filter| !filter.is_empty()),
+        transform: transform.is_some(),
+    };
+    if code.any() && !security::has_rights_of(caller, sink.owner) {
+        Complaint::denied(format!("the code of sink \"{id}\" belongs to another role"))
+            .detail(
+                "Its function, filter and transform run with the rights of the role that made it.",
+            )
+            .hint("Make a sink of your own, or have its owner change it.")
+            .raise();
+    }
+    if let Some(config) = config {
+        sink.config = config.0.to_string();
+    }
+    if topics.is_some() {
+        sink.topics = checked_topics(topics).or_raise();
+    }
+    if tenant.is_some() {
+        sink.tenant = given(tenant);
+    }
+    if filter.is_some() {
+        sink.filter = given(filter);
+    }
+    if let Some(transform) = transform {
+        sink.transform = (transform != pg_sys::InvalidOid).then_some(transform);
+    }
+    if batch_size.is_some() {
+        sink.batch_size = batch_size;
+    }
+    if let Some(grouping) = grouping {
+        sink.grouping = checked_grouping(grouping).or_raise();
+    }
+    if let Some(isolation) = isolation {
+        sink.isolation = isolation.to_owned();
+    }
+    sink.enabled = enabled.unwrap_or(sink.enabled);
+    check(&mut sink, code).or_raise();
+    as_extension(|| connected(|spi| sinks::update(spi, &sink)));
+}
+
+/// Which code of a sink is new and has to be looked at.
+#[derive(Clone, Copy)]
+struct Code {
+    function: bool,
+    filter: bool,
+    transform: bool,
+}
+
+impl Code {
+    fn any(self) -> bool {
+        self.function || self.filter || self.transform
+    }
+}
+
+/// Text that was given and is not empty.
+fn given(text: Option<&str>) -> Option<String> {
+    text.filter(|text| !text.is_empty()).map(str::to_owned)
+}
+
+fn taken(id: &str) -> Complaint {
+    Complaint::new(
+        PgSqlErrorCode::ERRCODE_DUPLICATE_OBJECT,
+        format!("sink \"{id}\" exists already"),
+    )
+    .hint("Change it with outbox.alter_sink, or give it up with outbox.drop_sink.")
+}
+
+pub(super) fn unknown(id: &str) -> Complaint {
+    Complaint::unknown(format!("sink \"{id}\" does not exist"))
+        .hint("Sinks are made by outbox.create_sink and listed in outbox.status.")
+}
+
+fn checked_id(id: Option<&str>) -> Result<&str, Complaint> {
+    id.filter(|id| sinks::is_name(id)).ok_or_else(|| {
+        let shown = id.map_or_else(
+            || "null".to_owned(),
+            |id| format!("{:?}", id.chars().take(60).collect::<String>()),
+        );
+        Complaint::bad_argument(format!("sink id {shown} is not allowed"))
+            .detail("A sink id is 1 to 100 of letters, digits and . _ @ -")
+            .hint("Keep it for good: the sink's cursor is stored under it.")
+    })
+}
+
+fn checked_topics(topics: Option<Vec<Option<String>>>) -> Result<Option<Vec<String>>, Complaint> {
+    let Some(topics) = topics.filter(|topics| !topics.is_empty()) else {
+        return Ok(None);
+    };
+    let checked = topics.into_iter().map(|topic| {
+        let topic = topic.ok_or_else(|| Complaint::bad_argument("a topic pattern is null"))?;
+        match Pattern::parse(&topic) {
+            Ok(_) => Ok(topic),
+            Err(error) => Err(Complaint::bad_argument(format!("topic pattern {topic:?} is not allowed"))
+                .detail(error.to_string())
+                .hint("\"*\" stands for one segment and \">\" for the rest, as in order.* and outbox.public.>")),
+        }
+    });
+    checked.collect::<Result<Vec<_>, _>>().map(Some)
+}
+
+fn checked_grouping(grouping: &str) -> Result<Grouping, Complaint> {
+    match grouping {
+        "event" => Ok(Grouping::Event),
+        "transaction" => Ok(Grouping::Transaction),
+        other => Err(
+            Complaint::bad_argument(format!("grouping {other:?} is not known"))
+                .detail("It is event or transaction."),
+        ),
+    }
+}
+
+/// Checks what a sink is made of; fills in what `function` refers to.
+fn check(sink: &mut SinkRow, code: Code) -> Result<(), Complaint> {
+    let value = serde_json::from_str(&sink.config)
+        .map_err(|_| Complaint::bad_argument("config is not readable as JSON"))?;
+    let config = kinds::parse(&sink.kind, &value)?;
+    if !(1..=100_000).contains(&sink.batch_size.unwrap_or(1)) {
+        return Err(Complaint::bad_argument(
+            "batch_size must be between 1 and 100000",
+        ));
+    }
+    match sink.isolation.as_str() {
+        "batch" => {}
+        "key" => {
+            return Err(Complaint::new(
+                PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+                "isolation \"key\" is not there yet",
+            )
+            .hint("Leave it at \"batch\"."));
+        }
+        other => {
+            return Err(
+                Complaint::bad_argument(format!("isolation {other:?} is not known"))
+                    .detail("It is batch or key."),
+            );
+        }
+    }
+    if let (Config::Function(config), true) = (&config, code.function) {
+        sink.function = Some(resolve(&config.function, sink.owner)?);
+    }
+    if let (Some(transform), true) = (sink.transform, code.transform) {
+        check_function(transform, "transform", Shape::Transform, sink.owner)?;
+    }
+    if let (Some(filter), true) = (&sink.filter, code.filter) {
+        check_filter(filter, sink.owner)?;
+    }
+    Ok(())
+}
+
+/// What a function must look like.
+#[derive(Clone, Copy)]
+enum Shape {
+    /// takes outbox.event[]
+    Sink,
+    /// takes outbox.event, returns jsonb
+    Transform,
+}
+
+impl Shape {
+    fn says(self) -> &'static str {
+        match self {
+            Shape::Sink => "It must take one argument of type outbox.event[].",
+            Shape::Transform => "It must take one argument of type outbox.event and return jsonb.",
+        }
+    }
+}
+
+/// The function that a config names, looked up as a statement of the session would.
+fn resolve(name: &str, owner: pg_sys::Oid) -> Result<pg_sys::Oid, Complaint> {
+    // Either with its argument types, or by its name alone.
+    let signature = if name.contains('(') {
+        name.to_owned()
+    } else {
+        format!("{name}(outbox.event[])")
+    };
+    let found = transaction::nested(|| {
+        connected(|spi| {
+            spi.read(
+                "select pg_catalog.to_regprocedure($1)::pg_catalog.oid",
+                &[Arg::Text(Some(&signature))],
+            )
+            .first(|row| row.oid(0))
+            .flatten()
+        })
+    });
+    let missing = || {
+        Complaint::unknown(format!("function {name:?} does not exist"))
+            .detail(Shape::Sink.says())
+            .hint("Name it with its schema, as in billing.take(outbox.event[]).")
+    };
+    let oid = found.map_err(|_| missing())?.ok_or_else(missing)?;
+    check_function(oid, "function", Shape::Sink, owner)?;
+    Ok(oid)
+}
+
+fn check_function(
+    oid: pg_sys::Oid,
+    what: &str,
+    shape: Shape,
+    owner: pg_sys::Oid,
+) -> Result<(), Complaint> {
+    let wanted = match shape {
+        Shape::Sink => "p.proargtypes::oid[] = array[$2]::oid[] and p.prokind = 'f'",
+        Shape::Transform => {
+            "p.proargtypes::oid[] = array[$2]::oid[] and p.prorettype = 'jsonb'::regtype and not p.proretset and p.prokind = 'f'"
+        }
+    };
+    let sql = format!(
+        "select p.oid::regprocedure::text, {wanted}, has_function_privilege($3, p.oid, 'execute') from pg_catalog.pg_proc p where p.oid = $1"
+    );
+    let found = as_extension(|| {
+        connected(|spi| {
+            let element = events::event_type();
+            let argument = match shape {
+                Shape::Sink => Arg::Records(&[], element).type_oid(),
+                Shape::Transform => element,
+            };
+            spi.read(
+                &sql,
+                &[
+                    Arg::Oid(Some(oid)),
+                    Arg::Oid(Some(argument)),
+                    Arg::Oid(Some(owner)),
+                ],
+            )
+            .first(|row| {
+                (
+                    row.text(0).unwrap_or_default(),
+                    row.bool(1).unwrap_or(false),
+                    row.bool(2).unwrap_or(false),
+                )
+            })
+        })
+    });
+    match found {
+        None => Err(Complaint::unknown(format!("the {what} does not exist")).detail(shape.says())),
+        Some((name, false, _)) => Err(Complaint::bad_argument(format!(
+            "function {name} does not fit as {what}"
+        ))
+        .detail(shape.says())),
+        Some((name, true, false)) => Err(Complaint::denied(format!(
+            "permission denied for function {name}"
+        ))),
+        Some((_, true, true)) => Ok(()),
+    }
+}
+
+/// Plans the filter as it will be run: with the owner's rights, and names looked up in pg_catalog and outbox.
+fn check_filter(filter: &str, owner: pg_sys::Oid) -> Result<(), Complaint> {
+    let sql = shaping::filter_sql(filter);
+    let refused = |problem: String| {
+        Complaint::bad_argument("the filter is not an SQL boolean expression over the columns of an event")
+            .detail(problem)
+            .hint("For example: topic like 'order.%' and (payload ->> 'total')::numeric > 100. Names outside pg_catalog need their schema.")
+    };
+    let planned = transaction::nested(|| {
+        security::as_role(owner, Path::Ours, || {
+            security::is_single_select(&sql)?;
+            let element = events::event_type();
+            connected(|spi| spi.check(&sql, &[Arg::Records(&[], element)]));
+            Ok::<(), Complaint>(())
+        })
+    });
+    match planned {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(complaint)) => Err(refused(complaint.message)),
+        Err(error) if error.code == PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE => {
+            Err(Complaint::denied(error.message))
+        }
+        Err(error) => Err(refused(error.message)),
+    }
+}
+
+/// Where a new sink begins.
+fn starting_place(spi: &Spi, stream: &Stream, start: &str) -> Result<(Place, Position), Complaint> {
+    let mut floors = crate::dispatch::Floors::default();
+    match start {
+        "origin" => {
+            let window = Window::empty(Snapshot::empty(), stream.pruned_seq);
+            Ok((
+                Place::at_start_of(window).at_end(),
+                Position { txid: 0, seq: 0 },
+            ))
+        }
+        "tail" => {
+            let horizon = stream.look(spi, &mut floors);
+            let floor = floors
+                .below(horizon.snapshot.xmax())
+                .unwrap_or(stream.pruned_seq);
+            let pair = Position {
+                txid: horizon.snapshot.oldest_unseen(),
+                seq: 0,
+            };
+            Ok((
+                Place::at_start_of(Window::empty(horizon.snapshot, floor)).at_end(),
+                pair,
+            ))
+        }
+        position => {
+            let position = position.parse::<Position>().map_err(|error| {
+                Complaint::bad_argument(format!(
+                    "start {:?} is not known",
+                    start.chars().take(60).collect::<String>()
+                ))
+                .detail(error.to_string())
+                .hint("It is origin, tail, or a position such as outbox.read gives.")
+            })?;
+            Ok((behind(spi, stream, position), position))
+        }
+    }
+}
+
+/// Behind a position in pair order: all transactions before it are done, and of its own transaction everything up to its seq.
+fn behind(spi: &Spi, stream: &Stream, position: Position) -> Place {
+    let horizon = stream.look(spi, &mut crate::dispatch::Floors::default());
+    let done = Snapshot::before(position.txid.max(Snapshot::empty().xmax()));
+    let window = Window::empty(done.clone(), stream.pruned_seq);
+    if position.txid >= horizon.snapshot.oldest_unseen() {
+        // It is not finished yet: better some of its events again than one never.
+        return Place::at_start_of(window).at_end();
+    }
+    let upto = Snapshot::before(position.txid + 1);
+    let mark = crate::dispatch::Mark {
+        group: position.seq,
+        seq: position.seq,
+    };
+    Place {
+        mark,
+        ..Place::at_start_of(window.next(upto, horizon.last_seq, None))
+    }
+}

@@ -1,0 +1,393 @@
+//! The state machine of one sink: what to do next, and what an outcome means. It keeps the phase
+//! and the due times; sizes, neighbours, marks and delays are counted in their own files.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::backoff::{Time, delay, remaining};
+use super::checkpoint::Checkpoint;
+use super::health::Health;
+use super::neighbours::{self, NEIGHBOURS, Neighbours};
+use super::outcome::{Failure, Outcome, Refusal, Setback};
+use super::policy::Policy;
+use super::queue::{Item, Queue, Settled, Trial};
+use super::sizing::Sizing;
+
+#[cfg(test)]
+mod tests;
+
+/// What the caller is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Hand over these events, given as offsets from the head of the queue, in one delivery; then
+    /// report its outcome.
+    Deliver(Range<usize>),
+    /// Ask again at this time, which is later than now.
+    Wait(Time),
+    /// Nothing to do: no event is pending, or a delivery is in flight.
+    Idle,
+}
+
+/// What the next or the current delivery is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    /// To get the events at the head through.
+    #[default]
+    Advance,
+    /// To find out whether the sink is up: the head has just failed, often enough.
+    Test,
+    /// To decide on the head: another event has just gone through.
+    Decide,
+}
+
+/// The engine of one sink, with the queue of its pending events in delivery order.
+#[derive(Debug)]
+pub struct Engine<T: Item> {
+    policy: Policy,
+    queue: Queue<T>,
+    phase: Phase,
+    in_flight: Option<Range<usize>>,
+    /// Until when the sink asked to be left alone.
+    not_before: Option<Time>,
+    sizing: Sizing,
+    neighbours: Neighbours,
+}
+
+impl<T: Item> Engine<T> {
+    /// An engine that knows of no trouble and has no events.
+    pub fn new(policy: Policy) -> Self {
+        Self::restore(policy, Checkpoint::default())
+    }
+
+    /// An engine that carries on from `checkpoint`. The first event that is pushed must be the one
+    /// that was the head then: it takes over the attempts.
+    pub fn restore(policy: Policy, checkpoint: Checkpoint) -> Self {
+        let Checkpoint {
+            attempts,
+            error,
+            due,
+            size,
+            suspects,
+            tested,
+        } = checkpoint;
+        let sizing = Sizing::restore(size, suspects, error.as_deref().unwrap_or_default());
+        let (trial, not_before) = match attempts {
+            0 => (Trial::default(), due),
+            _ => (
+                Trial {
+                    attempts,
+                    due,
+                    error,
+                },
+                None,
+            ),
+        };
+        Engine {
+            policy: policy.usable(),
+            queue: Queue::new(trial),
+            phase: Phase::Advance,
+            in_flight: None,
+            not_before,
+            sizing,
+            neighbours: Neighbours::restore(tested),
+        }
+    }
+
+    /// What is to be remembered over a restart, as things stand between two calls; `None` when all
+    /// is well.
+    pub fn checkpoint(&self) -> Option<Checkpoint> {
+        let checkpoint = Checkpoint {
+            attempts: self.attempts(),
+            error: self.last_error().map(str::to_owned),
+            due: self.due(),
+            size: self.sizing.reduced(),
+            suspects: self.sizing.suspects_end(),
+            tested: self.neighbours.tested().to_vec(),
+        };
+        (!checkpoint.is_empty()).then_some(checkpoint)
+    }
+
+    /// Takes effect with the next step.
+    pub fn set_policy(&mut self, policy: Policy) {
+        self.policy = policy.usable();
+    }
+
+    /// Somebody changed or resumed the sink: the head is tried without further waiting. Attempts
+    /// stay counted.
+    pub fn retry_now(&mut self) {
+        self.not_before = None;
+        self.queue.forget_due();
+        if self.in_flight.is_none() {
+            self.phase = Phase::Advance;
+        }
+    }
+
+    /// Adds an event behind all others.
+    pub fn push(&mut self, item: T) {
+        self.queue.push(item);
+    }
+
+    /// How many events are in the queue, those that went through ahead of the head among them.
+    pub fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether no event is in the queue.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// The event at `offset` from the head.
+    pub fn get(&self, offset: usize) -> Option<&T> {
+        self.queue.get(offset).map(|entry| entry.item())
+    }
+
+    /// Drops the queue and all that is known of its events, and a delivery in flight: other events
+    /// will be pushed. How long the sink asked to be left alone is kept.
+    pub fn clear(&mut self) {
+        *self = Engine {
+            not_before: self.not_before,
+            ..Self::new(self.policy)
+        };
+    }
+
+    /// Drops the queue and a delivery in flight, but keeps what a restart would: the same events
+    /// will be pushed again, from the same head.
+    pub fn rewind(&mut self) {
+        *self = Self::restore(self.policy, self.checkpoint().unwrap_or_default());
+    }
+
+    /// How many more events a read should bring now: for four full batches, and enough to choose a
+    /// neighbour from once the head has failed.
+    pub fn wants(&self) -> usize {
+        let for_batches = self
+            .policy
+            .batch_size
+            .saturating_mul(4)
+            .saturating_sub(self.len());
+        if self.attempts() == 0 {
+            return for_batches;
+        }
+        let there = usize::from(!self.is_empty()) + neighbours::available(&self.queue);
+        for_batches.max((1 + NEIGHBOURS).saturating_sub(there))
+    }
+
+    /// What was handed over and has no outcome yet.
+    pub fn in_flight(&self) -> Option<Range<usize>> {
+        self.in_flight.clone()
+    }
+
+    /// What to do now. A step to deliver puts those events in flight; until
+    /// [`outcome`](Self::outcome) or [`abandon`](Self::abandon), nothing more is handed over.
+    pub fn next(&mut self, now: Time) -> Step {
+        if self.in_flight.is_some() || self.queue.is_empty() {
+            return Step::Idle;
+        }
+        let longest = self.policy.retry_max;
+        if let Some(until) = remaining(&mut self.not_before, now, longest) {
+            return Step::Wait(until);
+        }
+        if self.attempts() < self.policy.poison_attempts {
+            self.phase = Phase::Advance;
+        }
+        let neighbour = match self.phase {
+            Phase::Test => self.neighbours.choose(&self.queue),
+            Phase::Advance | Phase::Decide => None,
+        };
+        let range = match (self.phase, neighbour) {
+            (Phase::Decide, _) => 0..1,
+            (Phase::Test, Some(offset)) => offset..offset + 1,
+            // Without a neighbour the head goes on waiting; one that comes later must not cut the
+            // wait short.
+            (Phase::Test, None) | (Phase::Advance, _) => {
+                self.phase = Phase::Advance;
+                if let Some(until) = remaining(&mut self.queue.head_trial_mut().due, now, longest) {
+                    return Step::Wait(until);
+                }
+                let untried = self.queue.untried_before(self.sizing.suspects_end());
+                self.queue
+                    .first_batch(self.sizing.limit(self.policy.batch_size, untried))
+            }
+        };
+        self.in_flight = Some(range.clone());
+        Step::Deliver(range)
+    }
+
+    /// Takes the outcome of the delivery in flight at the time it became known. Returns the events
+    /// that leave the head of the queue, in order. Without a delivery in flight it does nothing.
+    pub fn outcome(&mut self, now: Time, outcome: &Outcome) -> Vec<Settled<T>> {
+        let Some(range) = self.in_flight.take() else {
+            return Vec::new();
+        };
+        if let Outcome::Failed(Refusal {
+            retry_after: Some(wait),
+            ..
+        }) = outcome
+        {
+            self.not_before = Some(now.after((*wait).min(self.policy.retry_max)));
+        }
+        let up = match (std::mem::take(&mut self.phase), range.len()) {
+            (Phase::Decide, _) => self.decided(outcome.alone()),
+            (Phase::Test, _) => self.tested(now, range.start, outcome.alone()),
+            (Phase::Advance, 1) => self.tried_alone(now, outcome.alone()),
+            (Phase::Advance, _) => self.tried_together(now, range, outcome),
+        };
+        let settled = self.queue.settle();
+        if !settled.is_empty() {
+            self.neighbours.forget();
+            self.sizing.advance(settled.len());
+        }
+        if self.queue.untried_before(self.sizing.suspects_end()) == 0 {
+            self.sizing.cleared();
+        }
+        if up {
+            self.sizing.grow(self.policy.batch_size);
+        }
+        settled
+    }
+
+    /// The delivery in flight is of no interest any more: the sink is paused, or its lease lost.
+    /// What it was to find out is open again, and so is what a test had just shown. An outcome that
+    /// still arrives is not to be reported.
+    pub fn abandon(&mut self) {
+        self.in_flight = None;
+        self.phase = Phase::Advance;
+    }
+
+    /// How the sink is doing.
+    pub fn health(&self) -> Health {
+        match self.attempts() {
+            0 if self.sizing.error().is_some() => Health::Bisecting,
+            0 => Health::Flowing,
+            attempts if self.neighbours.any_failed() && self.phase != Phase::Decide => {
+                Health::Down { attempts }
+            }
+            attempts => Health::Retrying { attempts },
+        }
+    }
+
+    /// Until when nothing is handed over; a time that has passed means that the next step will do
+    /// something. `None` while a delivery is in flight.
+    pub fn next_attempt_at(&self) -> Option<Time> {
+        match self.in_flight {
+            Some(_) => None,
+            None => self.due(),
+        }
+    }
+
+    /// What the latest failure said that still holds things up.
+    pub fn last_error(&self) -> Option<&str> {
+        self.queue
+            .head_trial()
+            .error
+            .as_deref()
+            .or(self.sizing.error())
+    }
+
+    /// How often the event at the head has failed by itself.
+    pub fn attempts(&self) -> u32 {
+        self.queue.head_trial().attempts
+    }
+
+    fn due(&self) -> Option<Time> {
+        self.not_before.max(self.queue.head_trial().due)
+    }
+
+    /// Several events from the head on. Returns, like its siblings, whether the sink has shown that
+    /// it is up.
+    fn tried_together(&mut self, now: Time, range: Range<usize>, outcome: &Outcome) -> bool {
+        let failures: &[Failure] = match outcome {
+            Outcome::Delivered => &[],
+            Outcome::Partial(failures) => failures,
+            Outcome::Failed(refusal) => {
+                self.sizing.failed(range.len(), &refusal.error);
+                return false;
+            }
+        };
+        let mut listed = vec![None; range.len()];
+        for failure in failures.iter().rev() {
+            if let Some(place) = listed.get_mut(failure.index) {
+                *place = Some(failure);
+            }
+        }
+        for (entry, failure) in self.queue.range_mut(range).zip(listed) {
+            let Some(failure) = failure else {
+                entry.went_through();
+                continue;
+            };
+            entry.trial.failed(&failure.error);
+            entry.named = true;
+            if failure.permanent {
+                entry.condemn(&failure.error);
+            } else {
+                entry.trial.due = Some(now.after(delay(&self.policy, entry.trial.attempts, None)));
+            }
+        }
+        true
+    }
+
+    /// The head by itself.
+    fn tried_alone(&mut self, now: Time, result: Result<(), Setback<'_>>) -> bool {
+        let up = self.record(now, 0, result);
+        if !up {
+            self.sizing.found();
+            if self.attempts() >= self.policy.poison_attempts {
+                self.phase = Phase::Test;
+            }
+        }
+        up
+    }
+
+    /// A neighbour by itself. Only one that goes through, or that the sink has judged for good,
+    /// shows that the sink is up: a sink that names every event it cannot pass on may be in an
+    /// outage of its own.
+    fn tested(&mut self, now: Time, offset: usize, result: Result<(), Setback<'_>>) -> bool {
+        let up = self.record(now, offset, result);
+        if up {
+            self.phase = Phase::Decide;
+        } else {
+            self.neighbours.failed(offset);
+            let retry_after = result.err().and_then(|setback| setback.retry_after);
+            self.postpone(now, 0, retry_after);
+        }
+        up
+    }
+
+    /// The head by itself, after a neighbour went through. Its failure is not counted: the count
+    /// says what led here.
+    fn decided(&mut self, result: Result<(), Setback<'_>>) -> bool {
+        if let Some(head) = self.queue.get_mut(0) {
+            match result {
+                Ok(()) => head.went_through(),
+                Err(setback) => head.condemn(setback.error),
+            }
+        }
+        result.is_ok()
+    }
+
+    /// Notes what came of one event by itself, and whether that shows that the sink is up.
+    fn record(&mut self, now: Time, offset: usize, result: Result<(), Setback<'_>>) -> bool {
+        let Some(entry) = self.queue.get_mut(offset) else {
+            return false;
+        };
+        let Err(setback) = result else {
+            entry.went_through();
+            return true;
+        };
+        entry.trial.failed(setback.error);
+        if setback.permanent {
+            entry.condemn(setback.error);
+        } else {
+            self.postpone(now, offset, setback.retry_after);
+        }
+        setback.permanent
+    }
+
+    /// Starts the back-off of an event.
+    fn postpone(&mut self, now: Time, offset: usize, retry_after: Option<Duration>) {
+        if let Some(entry) = self.queue.get_mut(offset) {
+            entry.trial.due =
+                Some(now.after(delay(&self.policy, entry.trial.attempts, retry_after)));
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Sinks that say which events failed.
+
+use super::super::super::{Failure, Fate, Health, Outcome, Time};
+use super::super::Step;
+use super::sink::{Style, policy};
+use super::world::World;
+
+fn world(style: Style, poison: impl IntoIterator<Item = usize>) -> World {
+    let mut world = World::new(policy(8), poison);
+    world.sink.style = style;
+    world
+}
+
+#[test]
+fn a_judged_event_dies_at_once_and_the_others_are_through() {
+    let mut world = world(Style::Judging, [0, 3, 7]);
+    world.write_many(16);
+    world.drain(2);
+    assert_eq!(world.dead(), [(0, 1), (3, 1), (7, 1)]);
+    assert_eq!(world.engine.checkpoint(), None);
+}
+
+#[test]
+fn a_judged_event_waits_for_its_turn() {
+    let mut world = world(Style::Naming, [1]);
+    world.write_many(8);
+    world.step();
+    assert_eq!(world.fates.len(), 1);
+    world.sink.style = Style::Judging;
+    world.sink.poison = [1, 9].into();
+    world.write_many(2);
+    world.drain(5);
+    assert_eq!(world.dead(), [(1, 2), (9, 1)]);
+}
+
+#[test]
+fn a_named_event_is_tried_by_itself_after_its_back_off() {
+    let mut world = world(Style::Naming, [2, 5]);
+    world.write_many(12);
+    world.step();
+    assert_eq!(world.fates, [Fate::Delivered, Fate::Delivered]);
+    assert_eq!(world.engine.health(), Health::Retrying { attempts: 1 });
+    assert_eq!(world.engine.last_error(), Some("bad event"));
+    assert_eq!(world.advance(), Some(1_000));
+    world.sink.poison.remove(&2);
+    world.step();
+    assert_eq!(world.fates.len(), 5, "with what went through ahead of it");
+    assert_eq!(world.engine.health(), Health::Retrying { attempts: 1 });
+    world.sink.poison.clear();
+    world.drain(2);
+    let tried: Vec<_> = world
+        .requests
+        .iter()
+        .map(|request| request.ids.clone())
+        .collect();
+    assert_eq!(tried, [0..8, 2..3, 5..6, 8..12]);
+}
+
+#[test]
+fn a_named_event_needs_a_neighbour_to_die() {
+    let mut world = world(Style::Naming, [0]);
+    world.write_many(8);
+    world.requests(9);
+    assert_eq!(world.fates, [], "all others are through: no neighbour");
+    world.write_many(1);
+    world.drain(4);
+    assert_eq!(world.dead(), [(0, 9)]);
+    assert_eq!(
+        world
+            .requests
+            .iter()
+            .filter(|request| request.ids.contains(&8))
+            .count(),
+        1
+    );
+}
+
+#[test]
+fn a_neighbour_that_is_named_proves_nothing_but_one_that_is_judged_does() {
+    for (style, dead) in [
+        (Style::Naming, vec![]),
+        (Style::Judging, vec![(0, 5), (1, 1)]),
+    ] {
+        let mut world = world(Style::Mute, [0, 1]);
+        world.write_many(2);
+        while world.engine.attempts() < 5 {
+            world.advance();
+        }
+        world.sink.style = style;
+        world.requests(2);
+        assert_eq!(world.dead(), dead, "{style:?}");
+    }
+}
+
+#[test]
+fn many_named_events_do_not_hide_a_good_one() {
+    let mut world = World::new(policy(40), 0..30);
+    world.sink.style = Style::Naming;
+    world.write_many(200);
+    world.drain(30 * 8);
+    assert_eq!(world.dead().len(), 30);
+    assert!(world.dead().iter().all(|(_, attempts)| *attempts == 5));
+}
+
+#[test]
+fn every_event_named_is_still_no_reason_to_bisect() {
+    let mut world = world(Style::Naming, 0..8);
+    world.write_many(30);
+    world.step();
+    assert_eq!(world.engine.health(), Health::Retrying { attempts: 1 });
+    assert_eq!(
+        world
+            .engine
+            .checkpoint()
+            .map(|checkpoint| checkpoint.suspects),
+        Some(0)
+    );
+    world.drain(100);
+    assert_eq!(world.dead().len(), 8);
+}
+
+#[test]
+fn nothing_named_is_delivered() {
+    for failures in [
+        vec![],
+        vec![Failure {
+            index: 4,
+            error: "?".into(),
+            permanent: true,
+        }],
+    ] {
+        for count in [1, 4] {
+            let mut world = world(Style::Mute, []);
+            world.write_many(count);
+            world.read();
+            let now = Time(world.now);
+            assert_eq!(world.engine.next(now), Step::Deliver(0..count));
+            let settled = world
+                .engine
+                .outcome(now, &Outcome::Partial(failures.clone()));
+            assert_eq!(settled.len(), count);
+            assert!(
+                settled
+                    .iter()
+                    .all(|settled| settled.fate == Fate::Delivered)
+            );
+        }
+    }
+}
+
+#[test]
+fn a_named_event_ends_the_search_among_those_handed_over() {
+    let mut world = world(Style::Mute, [1, 6]);
+    world.write_many(8);
+    world.step();
+    world.sink.style = Style::Naming;
+    world.step();
+    assert_eq!(world.fates.len(), 1);
+    world.sink.poison = [6].into();
+    world.drain(60);
+    let tried: Vec<_> = world
+        .requests
+        .iter()
+        .map(|request| request.ids.clone())
+        .collect();
+    assert_eq!(tried[..5], [0..8, 0..4, 1..2, 4..6, 6..7]);
+}

@@ -1,0 +1,213 @@
+//! Events that a sink never takes, while it takes others.
+
+use std::time::Duration;
+
+use super::super::super::{Fate, Health, Policy};
+use super::super::Step;
+use super::sink::policy;
+use super::world::World;
+
+/// The ids tried, by themselves or first of a batch, and the waits in seconds in between.
+fn story(world: &mut World, requests: usize) -> (Vec<usize>, Vec<u64>) {
+    let start = world.requests.len();
+    let mut waits = Vec::new();
+    while world.requests.len() < start + requests {
+        waits.extend(world.advance().map(|wait| wait / 1_000));
+    }
+    (
+        world.requests[start..]
+            .iter()
+            .map(|request| request.ids.start)
+            .collect(),
+        waits,
+    )
+}
+
+#[test]
+fn five_failures_a_neighbour_and_a_last_try() {
+    let mut world = World::new(policy(1), [0]);
+    world.write_many(3);
+    assert_eq!(
+        story(&mut world, 7),
+        (vec![0, 0, 0, 0, 0, 1, 0], vec![1, 2, 4, 8])
+    );
+    let dead = Fate::Dead {
+        error: "bad event".into(),
+        attempts: 5,
+    };
+    assert_eq!(world.fates, [dead, Fate::Delivered]);
+    assert_eq!(world.engine.health(), Health::Flowing);
+    world.drain(1);
+}
+
+#[test]
+fn an_event_that_is_taken_in_the_end_is_delivered() {
+    for tries in 1..=5 {
+        let mut world = World::new(policy(1), [0]);
+        world.write_many(3);
+        world.requests(tries);
+        world.sink.poison.clear();
+        world.drain(10);
+        assert_eq!(world.dead(), []);
+        assert_eq!(world.engine.checkpoint(), None);
+    }
+}
+
+#[test]
+fn the_last_try_may_still_succeed() {
+    let mut world = World::new(policy(1), [0]);
+    world.write_many(2);
+    world.requests(6);
+    world.sink.poison.clear();
+    assert_eq!(world.engine.health(), Health::Retrying { attempts: 5 });
+    world.drain(1);
+    assert_eq!(world.fates, [Fate::Delivered, Fate::Delivered]);
+}
+
+#[test]
+fn the_dead_letter_carries_the_latest_error() {
+    let mut world = World::new(policy(1), []);
+    world.write_many(2);
+    world.sink.up = false;
+    world.requests(5);
+    world.sink.up = true;
+    world.sink.poison = [0].into();
+    world.requests(2);
+    assert_eq!(
+        world.fates[0],
+        Fate::Dead {
+            error: "bad event".into(),
+            attempts: 5
+        }
+    );
+}
+
+#[test]
+fn a_last_event_is_retried_until_there_is_another() {
+    let mut world = World::new(policy(4), [0]);
+    world.write_many(1);
+    let (tried, waits) = story(&mut world, 8);
+    assert_eq!(tried, [0; 8]);
+    assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64]);
+    assert_eq!(world.engine.health(), Health::Retrying { attempts: 8 });
+    let Step::Wait(until) = world.step() else {
+        panic!("a wait")
+    };
+    world.write_many(1);
+    world.now += 1;
+    assert_eq!(
+        world.step(),
+        Step::Wait(until),
+        "a newcomer does not cut the wait short"
+    );
+    let (tried, _) = story(&mut world, 3);
+    assert_eq!(tried, [0, 1, 0]);
+    assert_eq!(world.dead(), [(0, 9)]);
+    assert_eq!(world.fates.len(), 2);
+}
+
+#[test]
+fn one_that_comes_before_the_next_step_is_a_neighbour_at_once() {
+    let mut world = World::new(policy(4), [0]);
+    world.write_many(1);
+    world.requests(5);
+    world.write_many(1);
+    let (tried, waits) = story(&mut world, 2);
+    assert_eq!((tried, waits), (vec![1, 0], vec![]));
+    assert_eq!(world.dead(), [(0, 5)]);
+}
+
+#[test]
+fn two_side_by_side() {
+    let mut world = World::new(policy(1), [0, 1]);
+    world.write_many(4);
+    let (tried, waits) = story(&mut world, 9);
+    assert_eq!(tried, [0, 0, 0, 0, 0, 1, 0, 2, 0]);
+    assert_eq!(waits, [1, 2, 4, 8, 16]);
+    assert_eq!(world.dead(), [(0, 6)]);
+    let (tried, waits) = story(&mut world, 6);
+    assert_eq!(tried, [1, 1, 1, 1, 3, 1], "its failed test counts");
+    assert_eq!(waits, [2, 4, 8]);
+    assert_eq!(world.dead(), [(0, 6), (1, 5)]);
+    assert_eq!(world.fates.len(), 4);
+}
+
+#[test]
+fn any_number_side_by_side_that_the_tests_can_look_past() {
+    for count in 2..=16 {
+        for batch_size in [1, 4, 32] {
+            let mut world = World::new(policy(batch_size), 3..3 + count);
+            world.write_many(60);
+            world.drain(40 * count);
+            let dead: Vec<usize> = world.dead().iter().map(|(id, _)| *id).collect();
+            assert_eq!(
+                dead,
+                (3..3 + count).collect::<Vec<_>>(),
+                "batches of {batch_size}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_other_event() {
+    let mut world = World::new(policy(8), (0..40).step_by(2));
+    world.write_many(60);
+    world.drain(600);
+    assert_eq!(world.dead().len(), 20);
+    assert!(world.dead().iter().all(|(_, attempts)| *attempts <= 6));
+}
+
+#[test]
+fn one_attempt_may_be_enough() {
+    for poison_attempts in [0, 1] {
+        let mut world = World::new(
+            Policy {
+                poison_attempts,
+                ..policy(1)
+            },
+            [0, 1],
+        );
+        world.write_many(4);
+        let (tried, waits) = story(&mut world, 5);
+        assert_eq!((tried, waits), (vec![0, 1, 0, 2, 0], vec![1]));
+        assert_eq!(world.dead(), [(0, 2)]);
+        world.drain(5);
+        assert_eq!(world.dead(), [(0, 2), (1, 2)]);
+    }
+}
+
+#[test]
+fn odd_limits_do_no_harm() {
+    let odd = Policy {
+        batch_size: 0,
+        retry_min: Duration::from_secs(9),
+        retry_max: Duration::from_secs(3),
+        poison_attempts: 2,
+    };
+    let mut world = World::new(odd, [1]);
+    world.write_many(5);
+    let (tried, waits) = story(&mut world, 6);
+    assert_eq!((tried, waits), (vec![0, 1, 1, 2, 1, 3], vec![3]));
+    let none = Policy {
+        retry_min: Duration::ZERO,
+        retry_max: Duration::ZERO,
+        ..odd
+    };
+    let mut world = World::new(none, [1]);
+    world.write_many(5);
+    let (tried, waits) = story(&mut world, 6);
+    assert_eq!((tried, waits), (vec![0, 1, 1, 2, 1, 3], vec![]));
+}
+
+#[test]
+fn a_sink_that_asks_for_calm_gets_it_before_the_test_too() {
+    let mut world = World::new(policy(1), [0]);
+    world.write_many(2);
+    world.sink.retry_after = Some(Duration::from_secs(60));
+    let (tried, waits) = story(&mut world, 7);
+    assert_eq!((tried, waits), (vec![0, 0, 0, 0, 0, 1, 0], vec![60; 5]));
+    assert_eq!(world.dead(), [(0, 5)]);
+    world.write_many(1);
+    assert_eq!(world.advance(), Some(60_000), "and after the verdict");
+}

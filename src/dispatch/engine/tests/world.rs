@@ -1,0 +1,308 @@
+//! A source, a sink, a clock that only the test moves, and between them an engine whose every move
+//! is checked against a plain count of what happened.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::super::super::{Fate, Outcome, Policy, Time};
+use super::super::{Engine, Step};
+use super::sink::{Event, Sink};
+
+/// A delivery that was made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) at: u64,
+    pub(super) ids: Range<usize>,
+}
+
+pub(super) struct World {
+    pub(super) engine: Engine<Event>,
+    pub(super) sink: Sink,
+    pub(super) policy: Policy,
+    pub(super) now: u64,
+    pub(super) requests: Vec<Request>,
+    /// What became of the events so far, by id.
+    pub(super) fates: Vec<Fate>,
+    /// Events given up although the sink takes them.
+    pub(super) wronged: BTreeSet<usize>,
+    pub(super) source: Vec<Event>,
+    pushed: usize,
+    /// Went through since the engine last started.
+    through: BTreeSet<usize>,
+    ever_through: BTreeSet<usize>,
+    /// Failures by themselves or by name, as far as the engine can know of them.
+    failures: BTreeMap<usize, u32>,
+    /// A neighbour has just gone through: the next delivery decides on the head.
+    proven: bool,
+}
+
+impl World {
+    pub(super) fn new(policy: Policy, poison: impl IntoIterator<Item = usize>) -> Self {
+        World {
+            engine: Engine::new(policy),
+            sink: Sink::new(poison),
+            policy,
+            now: 1_000_000,
+            requests: Vec::new(),
+            fates: Vec::new(),
+            wronged: BTreeSet::new(),
+            source: Vec::new(),
+            pushed: 0,
+            through: BTreeSet::new(),
+            ever_through: BTreeSet::new(),
+            failures: BTreeMap::new(),
+            proven: false,
+        }
+    }
+
+    /// Adds events with these keys to the source.
+    pub(super) fn write(&mut self, keys: impl IntoIterator<Item = usize>) {
+        for key in keys {
+            let id = self.source.len();
+            self.source.push(Event { id, key });
+        }
+    }
+
+    /// Adds events that have nothing to do with each other.
+    pub(super) fn write_many(&mut self, count: usize) {
+        let start = self.source.len();
+        self.write(start..start + count);
+    }
+
+    /// Reads as much as the engine wants.
+    pub(super) fn read(&mut self) {
+        let end = self.source.len().min(self.pushed + self.engine.wants());
+        for event in &self.source[self.pushed..end] {
+            self.engine.push(event.clone());
+        }
+        self.pushed = end;
+    }
+
+    /// Reads, and makes one delivery if there is one to make now.
+    pub(super) fn step(&mut self) -> Step {
+        self.read();
+        let step = self.engine.next(Time(self.now));
+        match &step {
+            Step::Deliver(range) => {
+                let outcome = self.hand_over(range.clone());
+                self.report(range.clone(), &outcome);
+            }
+            Step::Wait(until) => {
+                let decidable = self.engine.attempts() >= self.policy.poison_attempts;
+                assert!(!self.proven || !decidable, "no wait before a decision");
+                self.proven = false;
+                assert!(until.0 > self.now, "a wait lies ahead");
+                assert!(*until <= Time(self.now).after(self.policy.retry_max));
+                assert_eq!(
+                    self.engine.next(Time(until.0 - 1)),
+                    step,
+                    "asking early changes nothing"
+                );
+            }
+            Step::Idle => assert!(self.engine.is_empty()),
+        }
+        step
+    }
+
+    /// Steps, and lets a wait pass. Returns how long it was, if that was the step.
+    pub(super) fn advance(&mut self) -> Option<u64> {
+        let Step::Wait(until) = self.step() else {
+            return None;
+        };
+        let wait = until.0 - self.now;
+        self.now = until.0;
+        Some(wait)
+    }
+
+    /// Advances until everything is settled, which must take no more than `most` requests.
+    pub(super) fn drain(&mut self, most: usize) {
+        let most = self.requests.len() + most;
+        while self.fates.len() < self.source.len() {
+            self.advance();
+            assert!(self.requests.len() <= most, "no end: {:?}", self.engine);
+        }
+    }
+
+    /// Makes `count` requests, letting waits pass.
+    pub(super) fn requests(&mut self, count: usize) -> &[Request] {
+        let start = self.requests.len();
+        while self.requests.len() < start + count {
+            assert_ne!(self.step_over(), Step::Idle);
+        }
+        &self.requests[start..]
+    }
+
+    /// The next step that is no wait.
+    fn step_over(&mut self) -> Step {
+        loop {
+            match self.step() {
+                Step::Wait(until) => self.now = until.0,
+                step => return step,
+            }
+        }
+    }
+
+    fn ids(&self, range: &Range<usize>) -> Vec<usize> {
+        range
+            .clone()
+            .map(|offset| self.engine.get(offset).expect("in the queue").id)
+            .collect()
+    }
+
+    /// Checks a step to deliver, and what the sink makes of it.
+    pub(super) fn hand_over(&mut self, range: Range<usize>) -> Outcome {
+        let ids = self.ids(&range);
+        let head = self.fates.len();
+        self.proven &= self.engine.attempts() >= self.policy.poison_attempts;
+        assert_eq!(self.engine.in_flight(), Some(range.clone()));
+        assert_eq!(
+            self.engine.next(Time(self.now)),
+            Step::Idle,
+            "one delivery at a time"
+        );
+        assert!(!ids.is_empty() && ids.len() <= self.policy.batch_size.max(1));
+        assert!(
+            ids.iter().all(|id| !self.through.contains(id)),
+            "never again what went through"
+        );
+        if ids.len() > 1 {
+            let failed_before = |id| self.failures.get(id).is_some_and(|failures| *failures > 0);
+            assert!(
+                !ids.iter().any(failed_before),
+                "what failed by itself stays by itself"
+            );
+        }
+        if range.start == 0 {
+            assert!(
+                ids.iter().copied().eq(head..head + ids.len()),
+                "in order, nothing left out"
+            );
+        } else {
+            assert_eq!(ids.len(), 1);
+            assert!(!self.proven, "one test for a decision");
+            assert!(
+                self.failures[&head] >= self.policy.poison_attempts,
+                "no test too early"
+            );
+        }
+        let last = ids[ids.len() - 1];
+        self.requests.push(Request {
+            at: self.now,
+            ids: ids[0]..last + 1,
+        });
+        self.sink.deliver(&ids)
+    }
+
+    /// Tells the engine of an outcome, and checks what it makes of it.
+    pub(super) fn report(&mut self, range: Range<usize>, outcome: &Outcome) {
+        let ids = self.ids(&range);
+        let deciding = std::mem::take(&mut self.proven);
+        let testing = range.start > 0;
+        let head = self.fates.len();
+        let mut condemned = BTreeSet::new();
+        let mut gone = BTreeSet::new();
+        match outcome {
+            Outcome::Delivered => gone.extend(&ids),
+            Outcome::Partial(failures) => {
+                gone.extend(&ids);
+                for failure in failures.iter().filter(|failure| failure.index < ids.len()) {
+                    // The first mention counts.
+                    if gone.remove(&ids[failure.index]) && failure.permanent {
+                        condemned.insert(ids[failure.index]);
+                    }
+                }
+            }
+            Outcome::Failed(_) => {}
+        }
+        let counted = !deciding && (ids.len() == 1 || matches!(outcome, Outcome::Partial(_)));
+        for id in ids.iter().filter(|id| counted && !gone.contains(*id)) {
+            *self.failures.entry(*id).or_default() += 1;
+        }
+        self.through.extend(&gone);
+        self.ever_through.extend(&gone);
+        self.through.extend(&condemned);
+        self.proven = testing && self.through.contains(&ids[0]);
+
+        for settled in self.engine.outcome(Time(self.now), outcome) {
+            let id = settled.item.id;
+            assert_eq!(id, self.fates.len(), "settled in order, and once");
+            match &settled.fate {
+                Fate::Delivered => {
+                    assert!(self.ever_through.contains(&id), "delivered means taken")
+                }
+                Fate::Dead { error, attempts } => {
+                    assert!(!error.is_empty());
+                    assert_eq!(*attempts, self.failures[&id], "the failures that led to it");
+                    if !self.through.contains(&id) {
+                        assert!(
+                            deciding && id == head,
+                            "given up only when another went through"
+                        );
+                        assert!(*attempts >= self.policy.poison_attempts.max(1));
+                    }
+                    if !self.sink.poison.contains(&id) {
+                        assert!(!self.sink.up);
+                        self.wronged.insert(id);
+                    }
+                }
+            }
+            self.fates.push(settled.fate);
+        }
+        assert!(!deciding || self.fates.len() > head, "a decision is one");
+    }
+
+    /// Another process takes over with what the checkpoint says.
+    pub(super) fn restart(&mut self) {
+        let remembered = serde_json::to_string(&self.engine.checkpoint()).expect("plain values");
+        let checkpoint: Option<_> = serde_json::from_str(&remembered).expect("written just now");
+        let attempts = self.engine.attempts();
+        self.engine = match checkpoint {
+            Some(checkpoint) => Engine::restore(self.policy, checkpoint),
+            None => Engine::new(self.policy),
+        };
+        assert_eq!(self.engine.attempts(), attempts);
+        assert_eq!(
+            serde_json::to_string(&self.engine.checkpoint()).expect("plain values"),
+            remembered
+        );
+        self.reread();
+    }
+
+    /// The same process reads its events again.
+    pub(super) fn rewind(&mut self) {
+        self.engine.rewind();
+        self.reread();
+    }
+
+    fn reread(&mut self) {
+        let head = self.fates.len();
+        self.pushed = head;
+        self.through.clear();
+        self.failures.retain(|id, _| *id == head);
+        self.proven = false;
+    }
+
+    pub(super) fn retry_now(&mut self) {
+        self.engine.retry_now();
+        self.proven &= self.engine.in_flight().is_some();
+    }
+
+    pub(super) fn abandon(&mut self) {
+        self.engine.abandon();
+        self.proven = false;
+    }
+
+    pub(super) fn set_policy(&mut self, policy: Policy) {
+        self.engine.set_policy(policy);
+        self.policy = policy;
+    }
+
+    /// The ids of dead events, with their attempts.
+    pub(super) fn dead(&self) -> Vec<(usize, u32)> {
+        let dead = |(id, fate): (usize, &Fate)| match fate {
+            Fate::Dead { attempts, .. } => Some((id, *attempts)),
+            Fate::Delivered => None,
+        };
+        self.fates.iter().enumerate().filter_map(dead).collect()
+    }
+}

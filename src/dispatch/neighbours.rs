@@ -1,0 +1,96 @@
+//! Which event is tried to find out whether a sink is up. It chooses and remembers what was tried;
+//! what the answer means for the head is the engine's to say.
+
+use super::queue::{Entry, Item, Queue};
+
+/// How many pending events behind the head are tried before the first is tried again.
+pub const NEIGHBOURS: usize = 16;
+
+/// The tests on behalf of one head, in rounds.
+#[derive(Debug, Default)]
+pub(super) struct Neighbours {
+    /// Offsets from the head that failed in this round; no more than a round has.
+    tested: Vec<usize>,
+}
+
+impl Neighbours {
+    pub(super) fn restore(tested: Vec<usize>) -> Self {
+        let mut neighbours = Neighbours { tested };
+        neighbours.tested.truncate(NEIGHBOURS);
+        neighbours
+    }
+
+    pub(super) fn tested(&self) -> &[usize] {
+        &self.tested
+    }
+
+    /// Whether a test has failed: nothing shows that the sink is up.
+    pub(super) fn any_failed(&self) -> bool {
+        !self.tested.is_empty()
+    }
+
+    /// The next to try, as an offset from the head: of the candidates not tried in this round the
+    /// nearest, but one that never failed before one that did, and then one whose key is neither
+    /// the head's nor that of another tried one. When all were tried, a new round begins.
+    pub(super) fn choose<T: Item>(&self, queue: &Queue<T>) -> Option<usize> {
+        let candidates = candidates(queue);
+        self.best(queue, &candidates, &self.tested)
+            .or_else(|| self.best(queue, &candidates, &[]))
+    }
+
+    fn best<T: Item>(
+        &self,
+        queue: &Queue<T>,
+        candidates: &[(usize, &Entry<T>)],
+        tested: &[usize],
+    ) -> Option<usize> {
+        let seen: Vec<&T::Key> = std::iter::once(&0)
+            .chain(tested)
+            .filter_map(|offset| Some(queue.get(*offset)?.item().key()))
+            .collect();
+        candidates
+            .iter()
+            .filter(|(offset, _)| !tested.contains(offset))
+            .min_by_key(|(offset, entry)| {
+                (
+                    entry.trial.attempts > 0,
+                    seen.contains(&entry.item().key()),
+                    *offset,
+                )
+            })
+            .map(|(offset, _)| *offset)
+    }
+
+    /// The event at `offset` did not go through either.
+    pub(super) fn failed(&mut self, offset: usize) {
+        if self.tested.len() >= NEIGHBOURS || self.tested.contains(&offset) {
+            self.tested.clear();
+        }
+        self.tested.push(offset);
+    }
+
+    /// The head is another one, or nothing is known any more.
+    pub(super) fn forget(&mut self) {
+        self.tested.clear();
+    }
+}
+
+/// How many events a test has to choose from.
+pub(super) fn available<T>(queue: &Queue<T>) -> usize {
+    candidates(queue).len()
+}
+
+/// The nearest pending events behind the head. Those that the sink named as failing while it took
+/// others say nothing by failing again, so they come in only where there is nothing else: many of
+/// them must not hide a good one.
+fn candidates<T>(queue: &Queue<T>) -> Vec<(usize, &Entry<T>)> {
+    let unnamed: Vec<_> = queue
+        .behind_head()
+        .filter(|(_, entry)| !entry.named)
+        .take(NEIGHBOURS)
+        .collect();
+    if unnamed.is_empty() {
+        return queue.behind_head().take(NEIGHBOURS).collect();
+    }
+    unnamed
+}

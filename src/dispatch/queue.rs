@@ -1,0 +1,231 @@
+//! The pending events in delivery order, and what is known of each. It keeps marks and lets go of
+//! what is settled; when anything is tried, and what a failure means, is decided elsewhere.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::backoff::Time;
+
+/// An event, as far as the engine looks at it.
+pub trait Item {
+    /// What two events share when they are about the same thing: source and subject.
+    type Key: Eq;
+    /// This event's.
+    fn key(&self) -> &Self::Key;
+
+    /// How many events it stands for; a batch holds no more than its size of them, unless a single
+    /// item does.
+    fn weight(&self) -> usize {
+        1
+    }
+}
+
+/// An event that has left the queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled<T> {
+    /// The event.
+    pub item: T,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+/// What became of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The sink took it.
+    Delivered,
+    /// The sink takes others, but never this one.
+    Dead {
+        /// Its latest failure, for people to read.
+        error: String,
+        /// How often it failed by itself, or was named in a partial outcome, before it was given
+        /// up; at least 1.
+        attempts: u32,
+    },
+}
+
+/// The failures of one event so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Trial {
+    pub(super) attempts: u32,
+    /// Not to be tried as the head before.
+    pub(super) due: Option<Time>,
+    pub(super) error: Option<String>,
+}
+
+impl Trial {
+    /// Counts a failure.
+    pub(super) fn failed(&mut self, error: &str) {
+        self.attempts = self.attempts.saturating_add(1);
+        self.error = Some(error.to_owned());
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Mark {
+    Pending,
+    Through,
+    Condemned,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry<T> {
+    item: T,
+    mark: Mark,
+    pub(super) trial: Trial,
+    /// Its failure was named by a sink that took others of the same batch.
+    pub(super) named: bool,
+}
+
+impl<T> Entry<T> {
+    pub(super) fn item(&self) -> &T {
+        &self.item
+    }
+
+    pub(super) fn is_pending(&self) -> bool {
+        self.mark == Mark::Pending
+    }
+
+    /// Pending, and has never failed by itself: may go into a batch.
+    pub(super) fn is_untried(&self) -> bool {
+        self.is_pending() && self.trial.attempts == 0
+    }
+
+    pub(super) fn went_through(&mut self) {
+        self.mark = Mark::Through;
+    }
+
+    /// It will be dead when it comes to the head.
+    pub(super) fn condemn(&mut self, error: &str) {
+        self.mark = Mark::Condemned;
+        self.trial.error = Some(error.to_owned());
+    }
+
+    fn settle(self) -> Settled<T> {
+        let fate = match self.mark {
+            Mark::Condemned => Fate::Dead {
+                error: self.trial.error.unwrap_or_default(),
+                attempts: self.trial.attempts,
+            },
+            Mark::Pending | Mark::Through => Fate::Delivered,
+        };
+        Settled {
+            item: self.item,
+            fate,
+        }
+    }
+}
+
+/// Invariant: the head, if there is one, is pending.
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    entries: VecDeque<Entry<T>>,
+    /// What is known of the head before it is pushed: after a restart.
+    awaited: Trial,
+}
+
+impl<T> Queue<T> {
+    /// Empty; `awaited` belongs to the first event that will be pushed.
+    pub(super) fn new(awaited: Trial) -> Self {
+        Queue {
+            entries: VecDeque::new(),
+            awaited,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(super) fn push(&mut self, item: T) {
+        let trial = if self.is_empty() {
+            std::mem::take(&mut self.awaited)
+        } else {
+            Trial::default()
+        };
+        self.entries.push_back(Entry {
+            item,
+            mark: Mark::Pending,
+            trial,
+            named: false,
+        });
+    }
+
+    pub(super) fn get(&self, offset: usize) -> Option<&Entry<T>> {
+        self.entries.get(offset)
+    }
+
+    pub(super) fn get_mut(&mut self, offset: usize) -> Option<&mut Entry<T>> {
+        self.entries.get_mut(offset)
+    }
+
+    pub(super) fn range_mut(&mut self, range: Range<usize>) -> impl Iterator<Item = &mut Entry<T>> {
+        self.entries.range_mut(range)
+    }
+
+    /// The failures of the head, or of the event that is to become it.
+    pub(super) fn head_trial(&self) -> &Trial {
+        self.entries
+            .front()
+            .map_or(&self.awaited, |head| &head.trial)
+    }
+
+    pub(super) fn head_trial_mut(&mut self) -> &mut Trial {
+        match self.entries.front_mut() {
+            Some(head) => &mut head.trial,
+            None => &mut self.awaited,
+        }
+    }
+
+    /// The pending events behind the head, with their offsets.
+    pub(super) fn behind_head(&self) -> impl Iterator<Item = (usize, &Entry<T>)> {
+        self.entries
+            .iter()
+            .enumerate()
+            .skip(1)
+            .filter(|(_, entry)| entry.is_pending())
+    }
+
+    /// How many of the first `end` events may still go into a batch.
+    pub(super) fn untried_before(&self, end: usize) -> usize {
+        self.entries
+            .iter()
+            .take(end)
+            .filter(|entry| entry.is_untried())
+            .count()
+    }
+
+    /// What can be handed over from the head on, in one piece: untried events only, at most
+    /// `limit`; or a head that has failed before, alone.
+    pub(super) fn first_batch(&self, limit: usize) -> Range<usize> {
+        let run = self
+            .entries
+            .iter()
+            .take(limit)
+            .take_while(|entry| entry.is_untried())
+            .count();
+        0..run.max(1)
+    }
+
+    /// No event waits for its due time any more.
+    pub(super) fn forget_due(&mut self) {
+        self.awaited.due = None;
+        for entry in &mut self.entries {
+            entry.trial.due = None;
+        }
+    }
+
+    /// Lets go of what is decided at the head.
+    pub(super) fn settle(&mut self) -> Vec<Settled<T>> {
+        let decided = self
+            .entries
+            .iter()
+            .take_while(|entry| !entry.is_pending())
+            .count();
+        self.entries.drain(..decided).map(Entry::settle).collect()
+    }
+}

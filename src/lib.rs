@@ -1,0 +1,67 @@
+//! pg_outbox: a transactional outbox for PostgreSQL, and everything that carries its events out.
+//!
+//! This file only wires. Imports point downwards: `api` and `worker` use `store`, `sinks`, `envelope`, `dispatch` and `pg`; `sinks`,
+//! `envelope` and `dispatch` know nothing of Postgres.
+
+use pgrx::prelude::*;
+
+mod api;
+mod dispatch;
+mod envelope;
+mod pg;
+mod settings;
+mod sinks;
+mod store;
+mod worker;
+
+pgrx::pg_module_magic!(name, version);
+
+extension_sql_file!("../sql/schema.sql", name = "schema", bootstrap);
+extension_sql_file!(
+    "../sql/streams.sql",
+    name = "streams",
+    requires = ["schema"]
+);
+extension_sql_file!(
+    "../sql/positions.sql",
+    name = "positions",
+    requires = ["streams"]
+);
+extension_sql_file!(
+    "../sql/cursors.sql",
+    name = "cursors",
+    requires = ["positions"]
+);
+extension_sql_file!("../sql/sinks.sql", name = "sinks", requires = ["cursors"]);
+extension_sql_file!(
+    "../sql/dead_letters.sql",
+    name = "dead_letters",
+    requires = ["sinks"]
+);
+extension_sql_file!(
+    "../sql/worker.sql",
+    name = "worker",
+    requires = ["dead_letters"]
+);
+extension_sql_file!("../sql/status.sql", name = "status", requires = ["worker"]);
+extension_sql_file!(
+    "../sql/privileges.sql",
+    name = "privileges",
+    requires = ["status"]
+);
+extension_sql_file!(
+    "../sql/finish.sql",
+    name = "finish",
+    requires = ["privileges"],
+    finalize
+);
+
+/// Called when the library is loaded: into the postmaster if it is preloaded, else into each session that uses it.
+#[pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    settings::define();
+    if pg::background::is_preloading() {
+        pg::shmem::reserve();
+        pg::background::register_launcher();
+    }
+}

@@ -1,0 +1,134 @@
+//! Background workers: registering them, and what each does first.
+
+use std::ffi::CString;
+use std::time::Duration;
+
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime, DynamicBackgroundWorker};
+use pgrx::{IntoDatum, pg_sys};
+
+use super::latch;
+
+const LIBRARY: &str = "pg_outbox";
+/// As pg_stat_activity shows them in backend_type.
+pub(crate) const LAUNCHER_TYPE: &str = "pg_outbox launcher";
+pub(crate) const DISPATCHER_TYPE: &str = "pg_outbox dispatcher";
+
+/// Registers the launcher, while the library is being preloaded. It starts when recovery is over: a standby is quiet.
+pub(crate) fn register_launcher() {
+    BackgroundWorkerBuilder::new(LAUNCHER_TYPE)
+        .set_type(LAUNCHER_TYPE)
+        .set_library(LIBRARY)
+        .set_function("outbox_launcher_main")
+        .enable_shmem_access(None)
+        .enable_spi_access()
+        .set_start_time(BgWorkerStartTime::RecoveryFinished)
+        .set_restart_time(Some(Duration::from_secs(5)))
+        .load();
+}
+
+/// Starts a dispatcher in a database: the one for all its sinks, or one for a single sink. It is not restarted by the
+/// postmaster; the caller is told when it ends.
+pub(crate) fn start_dispatcher(
+    database: pg_sys::Oid,
+    sink: Option<&str>,
+) -> Option<DynamicBackgroundWorker> {
+    // Names are cut by the server at 96 bytes.
+    let name = match sink {
+        Some(sink) => format!("{DISPATCHER_TYPE} for sink {}", &sink[..sink.len().min(50)]),
+        None => format!("{DISPATCHER_TYPE} for database {}", database.to_u32()),
+    };
+    BackgroundWorkerBuilder::new(&name)
+        .set_type(DISPATCHER_TYPE)
+        .set_library(LIBRARY)
+        .set_function("outbox_dispatcher_main")
+        .enable_shmem_access(None)
+        .enable_spi_access()
+        .set_start_time(BgWorkerStartTime::RecoveryFinished)
+        .set_restart_time(None)
+        .set_argument(database.into_datum())
+        .set_extra(sink.unwrap_or(""))
+        .set_notify_pid(std::process::id().cast_signed())
+        .load_dynamic()
+        .ok()
+}
+
+/// First steps of the launcher: it is connected to no database, so that it stands in nobody's way.
+pub(crate) fn begin_launcher() {
+    latch::attach_signals();
+    // SAFETY: called once, first, in a worker that asked for a database connection.
+    unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
+}
+
+/// First steps of a dispatcher: connects it as the bootstrap superuser, with settings under which the plans of our own
+/// statements are the same whatever the statistics say.
+pub(crate) fn begin_dispatcher(database: pg_sys::Oid) {
+    latch::attach_signals();
+    // SAFETY: called once, first, in a worker that asked for a database connection.
+    unsafe {
+        pg_sys::BackgroundWorkerInitializeConnectionByOid(database, pg_sys::InvalidOid, 0);
+    }
+    for (name, value) in [
+        (c"enable_seqscan", c"off"),
+        (c"enable_bitmapscan", c"off"),
+        (c"plan_cache_mode", c"force_generic_plan"),
+        (c"jit", c"off"),
+        (c"default_transaction_isolation", c"read committed"),
+        (c"default_transaction_read_only", c"off"),
+        (c"statement_timeout", c"0"),
+        (c"lock_timeout", c"0"),
+        (c"idle_in_transaction_session_timeout", c"0"),
+    ] {
+        // SAFETY: static strings; the session's own settings, in a session that nobody else uses.
+        unsafe {
+            pg_sys::SetConfigOption(
+                name.as_ptr(),
+                value.as_ptr(),
+                pg_sys::GucContext::PGC_SUSET,
+                pg_sys::GucSource::PGC_S_OVERRIDE,
+            );
+        }
+    }
+}
+
+/// What the worker shows in pg_stat_activity: a query when busy, or that it is idle.
+pub(crate) fn report_activity(activity: Option<&str>) {
+    let text = activity.and_then(|text| CString::new(text).ok());
+    // SAFETY: the string is copied by the callee.
+    unsafe {
+        match &text {
+            Some(text) => {
+                pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, text.as_ptr())
+            }
+            None => {
+                pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, std::ptr::null())
+            }
+        }
+    }
+}
+
+/// Sends the statistics of what was done, as a backend does between statements.
+pub(crate) fn report_statistics() {
+    // SAFETY: outside a transaction, on the main thread.
+    unsafe { pg_sys::pgstat_report_stat(false) };
+}
+
+/// The text of the running statement holds what must not be seen: replaces it, where pg_stat_activity and the log take it from.
+pub(crate) fn hide_statement(instead: &'static std::ffi::CStr) {
+    // SAFETY: a static string outlives the statement; Postgres resets the pointer with the next one.
+    unsafe {
+        pg_sys::debug_query_string = instead.as_ptr();
+        pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, instead.as_ptr());
+    }
+}
+
+/// Ends the process so that the postmaster does not start it again.
+pub(crate) fn end(code: i32) -> ! {
+    // SAFETY: the regular way out of a process of Postgres.
+    unsafe { pg_sys::proc_exit(code) }
+}
+
+/// Whether the library is being loaded by shared_preload_libraries.
+pub(crate) fn is_preloading() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::process_shared_preload_libraries_in_progress }
+}

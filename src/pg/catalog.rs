@@ -1,0 +1,106 @@
+//! What there is: databases, the extension, roles, this cluster and its transaction ids.
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+
+pub(crate) const EXTENSION: &CStr = c"pg_outbox";
+
+/// A database that sessions can connect to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Database {
+    pub(crate) oid: pg_sys::Oid,
+    pub(crate) name: String,
+}
+
+/// The databases of the cluster that allow connections. Works in a process that is connected to none; a transaction is open.
+pub(crate) fn databases() -> Vec<Database> {
+    let mut found = Vec::new();
+    // SAFETY: the same scan that the autovacuum launcher makes; the relation and the scan are closed in the same transaction.
+    unsafe {
+        let relation =
+            pg_sys::table_open(pg_sys::DatabaseRelationId, pg_sys::AccessShareLock as i32);
+        let scan = pg_sys::table_beginscan_catalog(relation, 0, std::ptr::null_mut());
+        loop {
+            let tuple = pg_sys::heap_getnext(scan, pg_sys::ScanDirection::ForwardScanDirection);
+            if tuple.is_null() {
+                break;
+            }
+            let row = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
+            if row.datallowconn && row.datconnlimit != DATCONNLIMIT_INVALID_DB {
+                let name = CStr::from_ptr(row.datname.data.as_ptr())
+                    .to_string_lossy()
+                    .into_owned();
+                found.push(Database { oid: row.oid, name });
+            }
+        }
+        let table_am = &*(*(*scan).rs_rd).rd_tableam;
+        if let Some(end) = table_am.scan_end {
+            end(scan);
+        }
+        pg_sys::table_close(relation, pg_sys::AccessShareLock as i32);
+    }
+    found
+}
+
+/// A database whose DROP was interrupted (pg_database.datconnlimit).
+const DATCONNLIMIT_INVALID_DB: i32 = -2;
+
+/// The extension's oid in this database; a transaction is open.
+pub(crate) fn extension() -> Option<pg_sys::Oid> {
+    // SAFETY: a catalog look-up; a missing one is InvalidOid.
+    let oid = unsafe { pg_sys::get_extension_oid(EXTENSION.as_ptr(), true) };
+    (oid != pg_sys::InvalidOid).then_some(oid)
+}
+
+/// The extension's version in this database.
+pub(crate) fn current_database() -> pg_sys::Oid {
+    // SAFETY: a global of this process.
+    unsafe { pg_sys::MyDatabaseId }
+}
+
+/// Whether a role exists; a transaction is open.
+pub(crate) fn role_exists(role: pg_sys::Oid) -> bool {
+    // SAFETY: a catalog look-up that returns null for a role that is gone.
+    unsafe { !pg_sys::GetUserNameFromId(role, true).is_null() }
+}
+
+/// The identifier of this cluster, as pg_control_system() shows it.
+pub(crate) fn system_identifier() -> i64 {
+    // SAFETY: reads shared memory that is set at the server's start.
+    unsafe { pg_sys::GetSystemIdentifier() }.cast_signed()
+}
+
+/// The transaction id that is given out next. Needs no transaction.
+pub(crate) fn next_xid() -> u64 {
+    // SAFETY: takes and releases a lightweight lock.
+    unsafe { pg_sys::ReadNextFullTransactionId() }.value
+}
+
+/// The open transaction's id, if it has one.
+pub(crate) fn own_xid() -> Option<u64> {
+    // SAFETY: reads the state of the open transaction.
+    let xid = unsafe { pg_sys::GetTopFullTransactionIdIfAny() }.value;
+    (xid != 0).then_some(xid)
+}
+
+/// Whether the server is a standby in recovery: nothing can be written.
+pub(crate) fn in_recovery() -> bool {
+    // SAFETY: reads shared state.
+    unsafe { pg_sys::RecoveryInProgress() }
+}
+
+/// 32 hexadecimal digits of randomness.
+pub(crate) fn random_hex() -> Option<[u8; 32]> {
+    let mut bytes = [0u8; 16];
+    // SAFETY: fills exactly the buffer it is given.
+    if !unsafe { pg_sys::pg_strong_random(bytes.as_mut_ptr().cast(), bytes.len()) } {
+        return None;
+    }
+    let mut digits = [0u8; 32];
+    for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
+        pair[0] = b"0123456789abcdef"[usize::from(byte >> 4)];
+        pair[1] = b"0123456789abcdef"[usize::from(byte & 15)];
+    }
+    Some(digits)
+}

@@ -1,0 +1,170 @@
+//! Waiting: for a wake-up, a signal, a descriptor or a time, with interrupts served; and the signals of a worker.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use pgrx::pg_sys;
+
+static TERMINATED: AtomicBool = AtomicBool::new(false);
+static RELOAD: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C-unwind" fn on_sigterm(_signal: i32) {
+    TERMINATED.store(true, Ordering::SeqCst);
+    // SAFETY: SetLatch is made for signal handlers; pgrx' wrapper around it neither allocates nor locks.
+    unsafe { pg_sys::SetLatch(pg_sys::MyLatch) };
+}
+
+unsafe extern "C-unwind" fn on_sighup(_signal: i32) {
+    RELOAD.store(true, Ordering::SeqCst);
+    // SAFETY: as above.
+    unsafe { pg_sys::SetLatch(pg_sys::MyLatch) };
+}
+
+/// As the server's own backends do it.
+unsafe extern "C-unwind" fn on_sigterm_at_once(signal: i32) {
+    // SAFETY: made for signal handlers: it sets flags and the latch.
+    unsafe { pg_sys::die(signal) };
+}
+
+type Handler = unsafe extern "C-unwind" fn(i32);
+
+fn handle(signal: u32, handler: Handler) {
+    // SAFETY: the handlers do nothing but store a flag and set a latch.
+    #[cfg(not(feature = "pg18"))]
+    unsafe {
+        pg_sys::pqsignal(signal.cast_signed(), Some(handler));
+    }
+    // SAFETY: as above.
+    #[cfg(feature = "pg18")]
+    unsafe {
+        pg_sys::pqsignal_be(signal.cast_signed(), Some(handler));
+    }
+}
+
+/// Installs a worker's handlers: SIGTERM asks it to end in order, SIGHUP to read its settings again.
+pub(crate) fn attach_signals() {
+    handle(pg_sys::SIGTERM, on_sigterm);
+    handle(pg_sys::SIGHUP, on_sighup);
+    // SAFETY: the first thing a worker does once its handlers stand.
+    unsafe { pg_sys::BackgroundWorkerUnblockSignals() };
+}
+
+/// Runs user code in a worker: while it runs, SIGTERM ends the process at its next interrupt check instead of waiting for it.
+pub(crate) fn interruptible<R>(body: impl FnOnce() -> R) -> R {
+    struct Back;
+    impl Drop for Back {
+        fn drop(&mut self) {
+            handle(pg_sys::SIGTERM, on_sigterm);
+        }
+    }
+    // SAFETY: reads a pointer that is set once, when a worker starts.
+    if unsafe { pg_sys::MyBgworkerEntry.is_null() } {
+        return body();
+    }
+    handle(pg_sys::SIGTERM, on_sigterm_at_once);
+    let _back = Back;
+    body()
+}
+
+/// Whether the worker has been asked to end.
+pub(crate) fn terminated() -> bool {
+    TERMINATED.load(Ordering::SeqCst)
+}
+
+/// Reads the configuration again if that was asked for. True if it did.
+pub(crate) fn reload_if_asked() -> bool {
+    let asked = RELOAD.swap(false, Ordering::SeqCst);
+    if asked {
+        // SAFETY: on the main thread, outside a transaction.
+        unsafe { pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP) };
+    }
+    asked
+}
+
+/// Serves what has come in: cancel requests, barriers, termination. Raises an error for a cancel.
+pub(crate) fn check_for_interrupts() {
+    pgrx::check_for_interrupts!();
+}
+
+/// Waits for the latch, for `readable` to become readable, or for the time to pass; true if it was the latch. Ends the process if
+/// the postmaster is gone.
+pub(crate) fn wait(timeout: Option<Duration>, readable: Option<&EventFd>) -> bool {
+    let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH;
+    let mut milliseconds = -1;
+    if let Some(timeout) = timeout {
+        events |= pg_sys::WL_TIMEOUT;
+        // Rounded up: waking a moment too early would spin.
+        milliseconds = i64::try_from(timeout.as_micros().div_ceil(1000))
+            .unwrap_or(i64::MAX)
+            .min(i64::from(i32::MAX));
+    }
+    let descriptor = readable.map_or(-1, EventFd::descriptor);
+    if readable.is_some() {
+        events |= pg_sys::WL_SOCKET_READABLE;
+    }
+    // SAFETY: on the main thread; the descriptor is open as long as `readable` is borrowed.
+    let happened = unsafe {
+        let happened = pg_sys::WaitLatchOrSocket(
+            pg_sys::MyLatch,
+            events.cast_signed(),
+            descriptor,
+            milliseconds,
+            pg_sys::PG_WAIT_EXTENSION,
+        );
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+        happened
+    };
+    check_for_interrupts();
+    happened.cast_unsigned() & pg_sys::WL_LATCH_SET != 0
+}
+
+/// A descriptor by which another thread wakes the main one.
+pub(crate) struct EventFd(OwnedFd);
+
+impl EventFd {
+    pub(crate) fn new() -> io::Result<Self> {
+        // SAFETY: eventfd has no preconditions; the descriptor it returns is nobody else's.
+        unsafe {
+            let descriptor = libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC);
+            if descriptor < 0 {
+                Err(io::Error::last_os_error())
+            } else {
+                Ok(Self(OwnedFd::from_raw_fd(descriptor)))
+            }
+        }
+    }
+
+    fn descriptor(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+
+    /// Makes it readable. From any thread.
+    pub(crate) fn set(&self) {
+        let one = 1u64;
+        // SAFETY: writes eight bytes from a live variable; it fails only when the counter is full, and then it is readable already.
+        unsafe { libc::write(self.descriptor(), (&raw const one).cast(), size_of::<u64>()) };
+    }
+
+    /// Makes it unreadable again.
+    pub(crate) fn clear(&self) {
+        let mut count = 0u64;
+        // SAFETY: reads eight bytes into a live variable; fails only when there is nothing to read.
+        unsafe { libc::read(self.descriptor(), (&raw mut count).cast(), size_of::<u64>()) };
+    }
+}
+
+/// Runs `body`, which starts a thread, with all signals blocked, so that Postgres' handlers run on the main thread alone.
+pub(crate) fn without_signals<R>(body: impl FnOnce() -> R) -> R {
+    // SAFETY: plain calls on local sets; the old mask is put back on the same thread.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        let mut before = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let result = body();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut());
+        result
+    }
+}

@@ -1,0 +1,100 @@
+//! Locks: the lease of a sink, and two looks at whether somebody wants this database or the extension gone.
+
+use pgrx::pg_sys;
+
+/// A lease is an advisory lock of a kind (fourth field 3) that no SQL function can take, so that no user is able to hold it by
+/// accident or on purpose. It shows in pg_locks as `advisory` with objsubid 3.
+const LEASE_KIND: u16 = 3;
+pub(crate) const LEASE_CLASS: u32 = 0x6f75_7462;
+const ADVISORY: u8 = pg_sys::LockTagType::LOCKTAG_ADVISORY as u8;
+const USER_METHOD: u8 = 2;
+const DEFAULT_METHOD: u8 = 1;
+
+fn lease_tag(number: i32) -> pg_sys::LOCKTAG {
+    pg_sys::LOCKTAG {
+        // SAFETY: a plain global of this process.
+        locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        locktag_field2: LEASE_CLASS,
+        locktag_field3: number.cast_unsigned(),
+        locktag_field4: LEASE_KIND,
+        locktag_type: ADVISORY,
+        locktag_lockmethodid: USER_METHOD,
+    }
+}
+
+fn try_acquire(tag: &pg_sys::LOCKTAG, mode: i32, session: bool) -> pg_sys::LockAcquireResult::Type {
+    // SAFETY: the tag is well formed and outlives the call; dontWait means that nothing is waited for.
+    unsafe { pg_sys::LockAcquire(tag, mode, session, true) }
+}
+
+fn release(tag: &pg_sys::LOCKTAG, mode: i32, session: bool) {
+    // SAFETY: as above; releasing what is not held is a warning, not a fault.
+    unsafe { pg_sys::LockRelease(tag, mode, session) };
+}
+
+const EXCLUSIVE: i32 = pg_sys::ExclusiveLock as i32;
+
+/// Takes the lease of the sink with this number for the session, without waiting. True if it is held now.
+pub(crate) fn take_lease(number: i32) -> bool {
+    let tag = lease_tag(number);
+    if holds_lease(number) {
+        return true;
+    }
+    try_acquire(&tag, EXCLUSIVE, true) != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Whether this session holds the lease. User code that runs in a worker can lose it: pg_advisory_unlock_all().
+pub(crate) fn holds_lease(number: i32) -> bool {
+    // SAFETY: looks into this process' own lock table.
+    #[cfg(any(feature = "pg13", feature = "pg14", feature = "pg15", feature = "pg16"))]
+    unsafe {
+        pg_sys::LockHeldByMe(&lease_tag(number), EXCLUSIVE)
+    }
+    // SAFETY: as above.
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    unsafe {
+        pg_sys::LockHeldByMe(&lease_tag(number), EXCLUSIVE, false)
+    }
+}
+
+pub(crate) fn give_lease_back(number: i32) {
+    if holds_lease(number) {
+        release(&lease_tag(number), EXCLUSIVE, true);
+    }
+}
+
+/// Turns the session's lease into one that ends with the open transaction, so that the next holder sees what this one committed.
+pub(crate) fn give_lease_back_at_commit(number: i32) {
+    let tag = lease_tag(number);
+    try_acquire(&tag, EXCLUSIVE, false);
+    release(&tag, EXCLUSIVE, true);
+}
+
+/// Whether DROP DATABASE, RENAME or CREATE DATABASE … TEMPLATE waits for this database's sessions to leave. Needs no
+/// transaction: the lock that every session takes while it connects is tried for an instant.
+pub(crate) fn database_is_wanted(database: pg_sys::Oid) -> bool {
+    let tag = pg_sys::LOCKTAG {
+        locktag_field1: 0,
+        locktag_field2: pg_sys::DatabaseRelationId.to_u32(),
+        locktag_field3: database.to_u32(),
+        locktag_field4: 0,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
+        locktag_lockmethodid: DEFAULT_METHOD,
+    };
+    let mode = pg_sys::RowExclusiveLock as i32;
+    if try_acquire(&tag, mode, true) == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL {
+        return true;
+    }
+    release(&tag, mode, true);
+    false
+}
+
+/// Holds the extension against DROP EXTENSION until the open transaction ends; false if it is being dropped just now. Taken
+/// first in every transaction of a worker, so that a drop never meets one halfway through its locks.
+pub(crate) fn hold_extension(extension: pg_sys::Oid) -> bool {
+    let mode = pg_sys::AccessShareLock as i32;
+    // SAFETY: a transaction is open; does not wait.
+    unsafe {
+        pg_sys::ConditionalLockDatabaseObject(pg_sys::ExtensionRelationId, extension, 0, mode)
+    }
+}

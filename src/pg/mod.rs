@@ -1,0 +1,17 @@
+//! The rim towards Postgres: everything that is `unsafe`, each block with its reason.
+//!
+//! Nothing here knows about sinks or events. All of it must be called on the main thread of a backend or worker.
+
+#![allow(unsafe_code)]
+
+pub(crate) mod background;
+pub(crate) mod call;
+pub(crate) mod catalog;
+pub(crate) mod error;
+pub(crate) mod latch;
+pub(crate) mod lock;
+pub(crate) mod security;
+pub(crate) mod shmem;
+pub(crate) mod spi;
+pub(crate) mod transaction;
+pub(crate) mod xact;

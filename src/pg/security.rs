@@ -1,0 +1,147 @@
+//! Whose rights code runs with.
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+
+use super::error::Complaint;
+
+/// Where names of our own statements are looked up, whatever the session's search_path says.
+pub(crate) const OUR_PATH: &CStr = c"pg_catalog, outbox, pg_temp";
+
+/// Puts user, security context and settings back when it goes out of scope after success. After an error the end of the
+/// (sub)transaction does the same.
+struct Back {
+    user: pg_sys::Oid,
+    context: i32,
+    nest: i32,
+}
+
+impl Back {
+    fn remember() -> Self {
+        let mut user = pg_sys::InvalidOid;
+        let mut context = 0;
+        // SAFETY: fills two locals; the nest level is closed in `restore`.
+        unsafe {
+            pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut context);
+            Self {
+                user,
+                context,
+                nest: pg_sys::NewGUCNestLevel(),
+            }
+        }
+    }
+
+    fn restore(self) {
+        // SAFETY: the values were read by `remember` in the same (sub)transaction.
+        unsafe {
+            pg_sys::AtEOXact_GUC(false, self.nest);
+            pg_sys::SetUserIdAndSecContext(self.user, self.context);
+        }
+    }
+}
+
+fn set_local(name: &CStr, value: &CStr) {
+    // SAFETY: static strings; GUC_ACTION_SAVE ends with the nest level.
+    unsafe {
+        pg_sys::set_config_option(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_SAVE,
+            true,
+            0,
+            false,
+        );
+    }
+}
+
+/// Runs our own statements with the rights of the extension and a search_path of our own, for a caller whose privilege has been
+/// checked.
+pub(crate) fn as_extension<R>(body: impl FnOnce() -> R) -> R {
+    let back = Back::remember();
+    let owner = pg_sys::Oid::from(pg_sys::BOOTSTRAP_SUPERUSERID);
+    set_local(c"search_path", OUR_PATH);
+    // SAFETY: the context keeps SET ROLE and the like out.
+    unsafe {
+        pg_sys::SetUserIdAndSecContext(
+            owner,
+            back.context | pg_sys::SECURITY_LOCAL_USERID_CHANGE.cast_signed(),
+        )
+    };
+    let result = body();
+    back.restore();
+    result
+}
+
+/// How names are looked up in what a user supplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Path {
+    /// Only pg_catalog and outbox: an expression whose other names are qualified.
+    Ours,
+    /// As a session of this database starts with: for functions that were written to be called from one.
+    Session,
+}
+
+/// Runs what a user supplied with that user's rights, in a security-restricted context: it can neither become somebody else nor
+/// leave something behind that runs later with our rights.
+pub(crate) fn as_role<R>(role: pg_sys::Oid, path: Path, body: impl FnOnce() -> R) -> R {
+    let back = Back::remember();
+    set_local(
+        c"search_path",
+        if path == Path::Ours {
+            OUR_PATH
+        } else {
+            c"\"$user\", public"
+        },
+    );
+    let restricted = back.context
+        | pg_sys::SECURITY_LOCAL_USERID_CHANGE.cast_signed()
+        | pg_sys::SECURITY_RESTRICTED_OPERATION.cast_signed();
+    // SAFETY: the role exists, as the caller has checked.
+    unsafe { pg_sys::SetUserIdAndSecContext(role, restricted) };
+    let result = body();
+    back.restore();
+    result
+}
+
+/// The role whose rights are in force.
+pub(crate) fn current_role() -> pg_sys::Oid {
+    // SAFETY: reads a global.
+    unsafe { pg_sys::GetUserId() }
+}
+
+/// Whether `role` has the rights of `of`: is it, is a member that inherits, or is a superuser.
+pub(crate) fn has_rights_of(role: pg_sys::Oid, of: pg_sys::Oid) -> bool {
+    // SAFETY: catalog look-ups in a transaction.
+    unsafe { pg_sys::has_privs_of_role(role, of) }
+}
+
+pub(crate) fn is_superuser(role: pg_sys::Oid) -> bool {
+    // SAFETY: as above.
+    unsafe { pg_sys::superuser_arg(role) }
+}
+
+/// Checks that an expression is one expression: nothing before it, nothing behind it.
+pub(crate) fn is_single_select(sql: &str) -> Result<(), Complaint> {
+    let text = std::ffi::CString::new(sql)
+        .map_err(|_| Complaint::bad_argument("an expression holds a zero byte"))?;
+    // SAFETY: the raw parser on a terminated string; a syntax error is raised.
+    unsafe {
+        let parsed = pg_sys::raw_parser(text.as_ptr(), pg_sys::RawParseMode::RAW_PARSE_DEFAULT);
+        let count = if parsed.is_null() {
+            0
+        } else {
+            (*parsed).length
+        };
+        let first = (count == 1).then(|| pg_sys::list_nth(parsed, 0).cast::<pg_sys::RawStmt>());
+        if first
+            .is_some_and(|statement| (*(*statement).stmt).type_ == pg_sys::NodeTag::T_SelectStmt)
+        {
+            Ok(())
+        } else {
+            Err(Complaint::bad_argument("it is not one SQL expression"))
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Transactions of a worker, and subtransactions of any caller, that survive an error inside them.
+
+use std::panic::AssertUnwindSafe;
+
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::CaughtError;
+use pgrx::{PgLogLevel, PgTryBuilder};
+
+use super::error::{PgError, sqlstate};
+
+/// Runs `body` in a transaction of its own, in a process that has none open. An error rolls it back and is returned.
+pub(crate) fn run<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
+    // SAFETY: called on the main thread of a connected worker, outside a transaction; the snapshot is popped before the commit,
+    // and an error leads to AbortCurrentTransaction, which cleans up whatever was left.
+    let attempt = AssertUnwindSafe(|| unsafe {
+        pg_sys::SetCurrentStatementStartTimestamp();
+        pg_sys::StartTransactionCommand();
+        pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
+        let value = body();
+        pg_sys::PopActiveSnapshot();
+        pg_sys::CommitTransactionCommand();
+        Ok(value)
+    });
+    PgTryBuilder::new(attempt)
+        .catch_others(|caught| {
+            // SAFETY: PgTryBuilder has cleared the error state; aborting is what the server's own main loop does here.
+            unsafe { pg_sys::AbortCurrentTransaction() };
+            Err(PgError::from_caught(&caught))
+        })
+        .catch_rust_panic(|caught| {
+            // SAFETY: as above.
+            unsafe { pg_sys::AbortCurrentTransaction() };
+            Err(PgError::from_caught(&caught))
+        })
+        .execute()
+}
+
+/// Runs `body` in a subtransaction of the open transaction: an error undoes only what `body` did, and is returned.
+/// A cancel request is not swallowed: it goes on upwards.
+pub(crate) fn nested<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
+    // SAFETY: a transaction is open; context and resource owner are put back after the subtransaction as PL/pgSQL does it.
+    unsafe {
+        let context = pg_sys::CurrentMemoryContext;
+        let owner = pg_sys::CurrentResourceOwner;
+        pg_sys::BeginInternalSubTransaction(std::ptr::null());
+        pg_sys::MemoryContextSwitchTo(context);
+        let attempt = AssertUnwindSafe(|| {
+            let value = body();
+            pg_sys::ReleaseCurrentSubTransaction();
+            pg_sys::MemoryContextSwitchTo(context);
+            pg_sys::CurrentResourceOwner = owner;
+            Ok(value)
+        });
+        let undo = |caught: CaughtError| {
+            pg_sys::RollbackAndReleaseCurrentSubTransaction();
+            pg_sys::MemoryContextSwitchTo(context);
+            pg_sys::CurrentResourceOwner = owner;
+            if matches!(
+                PgError::from_caught(&caught).code,
+                pgrx::PgSqlErrorCode::ERRCODE_QUERY_CANCELED
+            ) && pg_sys::MyBgworkerEntry.is_null()
+            {
+                caught.rethrow();
+            }
+            Err(PgError::from_caught(&caught))
+        };
+        PgTryBuilder::new(attempt)
+            .catch_others(undo)
+            .catch_rust_panic(undo)
+            .execute()
+    }
+}
+
+/// Writes a caught error to the server's log.
+pub(crate) fn log(level: PgLogLevel, context: &str, error: &PgError) {
+    pgrx::ereport!(
+        level,
+        error.code,
+        format!(
+            "pg_outbox: {context}: {} (SQLSTATE {})",
+            error.message,
+            sqlstate(error.code)
+        )
+    );
+}

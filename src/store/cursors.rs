@@ -1,0 +1,200 @@
+//! outbox.cursors, as far as sinks are concerned: where each stands. Saves move forward only.
+
+use std::sync::Arc;
+
+use crate::dispatch::{Mark, Place, Snapshot, Window};
+use crate::envelope::Position;
+use crate::pg::spi::{Arg, Row, Spi};
+
+/// A sink's cursor as it was saved.
+#[derive(Debug, Clone)]
+pub(crate) struct Saved {
+    pub(crate) place: Place,
+    pub(crate) pair: Position,
+    /// Pull sinks: the batch handed out and not yet acknowledged.
+    pub(crate) handed: Option<Handed>,
+}
+
+/// A batch that a pull sink's consumer holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Handed {
+    /// Where the cursor stands once all of it is acknowledged.
+    pub(crate) end: Mark,
+    /// Its last event.
+    pub(crate) last: Position,
+    pub(crate) events: i64,
+}
+
+/// A cursor's name for a sink.
+pub(crate) fn name_of(sink: &str) -> String {
+    format!("sink:{sink}")
+}
+
+fn saved(row: &Row) -> Option<Saved> {
+    let snapshot = |column| {
+        row.text(column)
+            .and_then(|text| text.parse::<Snapshot>().ok())
+    };
+    let window = Window {
+        number: row.i64(0)?,
+        done: snapshot(1)?,
+        upto: snapshot(2)?,
+        floor: row.i64(5)?,
+        ceiling: row.i64(6)?,
+        next_floor: row.i64(7)?,
+    };
+    Some(Saved {
+        place: Place {
+            window: Arc::new(window),
+            mark: Mark {
+                group: row.i64(3)?,
+                seq: row.i64(4)?,
+            },
+        },
+        pair: Position {
+            txid: row.xid(8)?,
+            seq: row.i64(9)?,
+        },
+        handed: handed(row),
+    })
+}
+
+fn handed(row: &Row) -> Option<Handed> {
+    Some(Handed {
+        end: Mark {
+            group: row.i64(10)?,
+            seq: row.i64(11)?,
+        },
+        last: Position {
+            txid: row.xid(12)?,
+            seq: row.i64(13)?,
+        },
+        events: row.i64(14)?,
+    })
+}
+
+/// The saved cursor of a sink; `lock` keeps other savers out until the transaction ends.
+pub(crate) fn load(spi: &Spi, sink: &str, lock: bool) -> Option<Saved> {
+    let sql = format!(
+        "select window_no, done::text, upto::text, at_group, at_seq, floor, ceiling, next_floor, txid, seq,
+                handed_group, handed_seq, handed_last_txid, handed_last_seq, handed_events
+           from outbox.cursors where name = $1{}",
+        if lock { " for update" } else { "" }
+    );
+    // Not under the snapshot at hand: the lease was taken after it, and its last holder may have saved in between.
+    spi.write(&sql, &[Arg::Text(Some(&name_of(sink)))])
+        .first(saved)
+        .flatten()
+}
+
+/// Makes the cursor of a new sink.
+pub(crate) fn create(spi: &Spi, sink: &str, stream: &str, place: &Place, pair: Position) {
+    let window = &place.window;
+    spi.write(
+        "insert into outbox.cursors (name, stream, txid, seq, window_no, done, upto, at_group, at_seq, floor, ceiling, next_floor)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+        &[
+            Arg::Text(Some(&name_of(sink))),
+            Arg::Text(Some(stream)),
+            Arg::Xid(pair.txid),
+            Arg::I64(Some(pair.seq)),
+            Arg::I64(Some(window.number)),
+            Arg::Snapshot(Some(&window.done.to_string())),
+            Arg::Snapshot(Some(&window.upto.to_string())),
+            Arg::I64(Some(place.mark.group)),
+            Arg::I64(Some(place.mark.seq)),
+            Arg::I64(Some(window.floor)),
+            Arg::I64(Some(window.ceiling)),
+            Arg::I64(Some(window.next_floor)),
+        ],
+    );
+}
+
+/// How a save went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Save {
+    Moved,
+    /// The cursor stands further on already, or is gone: somebody else holds the sink now, or it was dropped.
+    Refused,
+}
+
+/// Moves a cursor to `place`, if that is not behind where it stands, and adds to its count of deliveries.
+pub(crate) fn save(spi: &Spi, sink: &str, place: &Place, pair: Position, delivered: u64) -> Save {
+    let window = &place.window;
+    let rows = spi.write(
+        "update outbox.cursors c
+            set txid = case when (c.txid, c.seq) < ($2, $3) then $2 else c.txid end,
+                seq = case when (c.txid, c.seq) < ($2, $3) then $3 else c.seq end,
+                window_no = $4, done = $5, upto = $6, at_group = $7, at_seq = $8, floor = $9, ceiling = $10, next_floor = $11,
+                handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null,
+                updated_at = clock_timestamp(),
+                delivered = c.delivered + $12,
+                delivered_at = case when $12 > 0 then clock_timestamp() else c.delivered_at end
+          where c.name = $1 and (c.window_no, c.at_group, c.at_seq) <= ($4, $7, $8)",
+        &[
+            Arg::Text(Some(&name_of(sink))),
+            Arg::Xid(pair.txid),
+            Arg::I64(Some(pair.seq)),
+            Arg::I64(Some(window.number)),
+            Arg::Snapshot(Some(&window.done.to_string())),
+            Arg::Snapshot(Some(&window.upto.to_string())),
+            Arg::I64(Some(place.mark.group)),
+            Arg::I64(Some(place.mark.seq)),
+            Arg::I64(Some(window.floor)),
+            Arg::I64(Some(window.ceiling)),
+            Arg::I64(Some(window.next_floor)),
+            Arg::I64(Some(delivered.cast_signed())),
+        ],
+    );
+    if rows.count() == 1 {
+        Save::Moved
+    } else {
+        Save::Refused
+    }
+}
+
+/// Remembers the batch that a pull sink's consumer was handed, and the window it lies in.
+pub(crate) fn hand_out(spi: &Spi, sink: &str, place: &Place, handed: &Handed) {
+    let window = &place.window;
+    spi.write(
+        "update outbox.cursors c
+            set window_no = $2, done = $3, upto = $4, at_group = $5, at_seq = $6, floor = $7, ceiling = $8, next_floor = $9,
+                handed_group = $10, handed_seq = $11, handed_last_txid = $12, handed_last_seq = $13, handed_events = $14,
+                updated_at = clock_timestamp()
+          where c.name = $1",
+        &[
+            Arg::Text(Some(&name_of(sink))),
+            Arg::I64(Some(window.number)),
+            Arg::Snapshot(Some(&window.done.to_string())),
+            Arg::Snapshot(Some(&window.upto.to_string())),
+            Arg::I64(Some(place.mark.group)),
+            Arg::I64(Some(place.mark.seq)),
+            Arg::I64(Some(window.floor)),
+            Arg::I64(Some(window.ceiling)),
+            Arg::I64(Some(window.next_floor)),
+            Arg::I64(Some(handed.end.group)),
+            Arg::I64(Some(handed.end.seq)),
+            Arg::Xid(handed.last.txid),
+            Arg::I64(Some(handed.last.seq)),
+            Arg::I64(Some(handed.events)),
+        ],
+    );
+}
+
+/// The pair that stands for a place: no greater than anything undelivered. It is the greatest delivered position where that is
+/// true of it, so that a cursor that has seen everything stands at the last event.
+pub(crate) fn pair_of(place: &Place, greatest_delivered: Option<Position>) -> Position {
+    let window = &place.window;
+    let lowest = if place.mark == Mark::END {
+        window.upto.oldest_unseen()
+    } else {
+        window.done.oldest_unseen()
+    };
+    match greatest_delivered {
+        Some(greatest) if greatest.txid < lowest => greatest,
+        _ => Position {
+            txid: lowest,
+            seq: 0,
+        },
+    }
+}

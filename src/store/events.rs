@@ -1,0 +1,232 @@
+//! The tables of events: reading a window of a stream in commit order, at the cost of what is read (see dispatch/window.rs).
+
+use std::ops::ControlFlow;
+
+use pgrx::pg_sys;
+
+use super::streams::Stream;
+use crate::dispatch::{Mark, Pattern, Place};
+use crate::envelope::{Event, Position};
+use crate::pg::spi::{Arg, Record, RecordType, Row, Spi};
+
+/// What a reader wants to see, and in what form.
+#[derive(Clone, Default)]
+pub(crate) struct Want {
+    pub(crate) topics: Option<Vec<Pattern>>,
+    pub(crate) tenant: Option<String>,
+    /// Payload and headers as text, for sinks that print them.
+    pub(crate) text: bool,
+    /// The whole event as a value of type outbox.event, for SQL that takes one.
+    pub(crate) record: bool,
+}
+
+impl Want {
+    pub(crate) fn takes_all(&self) -> bool {
+        self.tenant.is_none() && self.topics.is_none()
+    }
+
+    fn takes(&self, topic: &str, tenant: Option<&str>) -> bool {
+        self.tenant
+            .as_deref()
+            .is_none_or(|wanted| tenant == Some(wanted))
+            && self
+                .topics
+                .as_ref()
+                .is_none_or(|patterns| patterns.iter().any(|pattern| pattern.matches(topic)))
+    }
+}
+
+/// An event that was read.
+pub(crate) struct Found {
+    pub(crate) event: Event,
+    pub(crate) record: Option<Record>,
+    pub(crate) mark: Mark,
+}
+
+/// A stretch of a window.
+pub(crate) struct Page {
+    pub(crate) found: Vec<Found>,
+    /// Everything up to here was looked at.
+    pub(crate) end: Mark,
+    /// How many rows that were.
+    pub(crate) looked_at: usize,
+}
+
+/// The columns of an event, in the order of type outbox.event.
+pub(crate) const COLUMNS: &str = r#"e.txid, e.seq, outbox.event_id(e.id, $1, e.txid, e.seq, e."time") as id, e.topic, e.source, e.subject,
+       e.tenant, e."time", e.payload, e.headers"#;
+pub(crate) const WIDTH: usize = 10;
+
+/// Bytes of payload and headers, uncompressed, after which a page ends: one huge event among many must not fill the memory.
+const PAGE_BYTES: usize = 16 << 20;
+
+/// The statement that reads a window of a stream, in order of seq. Parameters: $1 the stream's name, $2 the seq behind which part (a) begins,
+/// $3 its upper bound, $4 xmax of `done`, $5 `upto`, $6 limit; and with `late` $7 the exact transactions of part (b), $8 the seq
+/// behind which those are wanted.
+pub(crate) fn window_sql(stream: &Stream, late: bool, columns: &str) -> String {
+    let relation = &stream.relation;
+    let fresh = format!(
+        "select {columns} from {relation} e
+          where e.seq > $2 and e.seq <= $3 and e.txid >= $4 and pg_visible_in_snapshot(e.txid, $5) order by e.seq limit $6"
+    );
+    if !late {
+        return fresh;
+    }
+    // Each late transaction is looked up by itself and read no further than needed.
+    format!(
+        "({fresh}) union all
+         (select x.* from unnest($7) as l (late), lateral
+            (select {columns} from {relation} e where e.txid = l.late and e.seq > $8 order by e.txid, e.seq limit $6) x)
+         order by 2 limit $6"
+    )
+}
+
+/// The parameters of `window_sql`, from a place on.
+pub(crate) fn with_window_args<R>(
+    stream: &Stream,
+    place: &Place,
+    limit: usize,
+    run: impl FnOnce(bool, &[Arg]) -> R,
+) -> R {
+    let window = &place.window;
+    let late = window.late();
+    let upto = window.upto.to_string();
+    let behind = window.floor.max(place.mark.seq).max(stream.pruned_seq);
+    let mut args = vec![
+        Arg::Text(Some(&stream.name)),
+        Arg::I64(Some(behind)),
+        Arg::I64(Some(window.ceiling)),
+        Arg::Xid(window.done.xmax()),
+        Arg::Snapshot(Some(&upto)),
+        Arg::I64(Some(i64::try_from(limit).unwrap_or(i64::MAX))),
+    ];
+    if !late.is_empty() {
+        args.push(Arg::Xids(&late));
+        args.push(Arg::I64(Some(place.mark.seq)));
+    }
+    run(!late.is_empty(), &args)
+}
+
+/// Reads up to `limit` rows of a window behind a place, and keeps those that are wanted.
+pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want: &Want) -> Page {
+    if place.mark == Mark::END {
+        return Page {
+            found: Vec::new(),
+            end: Mark::END,
+            looked_at: 0,
+        };
+    }
+    with_window_args(stream, place, limit, |late, args| {
+        let sql = window_sql(stream, late, COLUMNS);
+        let rows = spi.read(&sql, args);
+        let through = rows.count() < limit as u64;
+        let mut page = Page {
+            found: Vec::new(),
+            end: place.mark,
+            looked_at: 0,
+        };
+        let record = want.record.then(RecordType::event);
+        let mut bytes = 0;
+        let mut cut = false;
+        rows.each(|row| {
+            if bytes > PAGE_BYTES {
+                cut = true;
+                return ControlFlow::Break(());
+            }
+            let seq = row.i64(1).unwrap_or(0);
+            page.end = Mark { group: seq, seq };
+            page.looked_at += 1;
+            if let Some(found) = take(row, page.end, want, record.as_ref()) {
+                bytes += row.raw_size(8) + row.raw_size(9);
+                page.found.push(found);
+            }
+            ControlFlow::Continue(())
+        });
+        if through && !cut {
+            page.end = Mark::END;
+        }
+        page
+    })
+}
+
+/// One row as an event, if it is wanted.
+pub(crate) fn take(
+    row: &Row,
+    mark: Mark,
+    want: &Want,
+    record: Option<&RecordType>,
+) -> Option<Found> {
+    let topic = row.text(3).unwrap_or_default();
+    let tenant = row.text(6);
+    if !want.takes(&topic, tenant.as_deref()) {
+        return None;
+    }
+    let event = Event {
+        position: Position {
+            txid: row.xid(0).unwrap_or(0),
+            seq: row.i64(1).unwrap_or(0),
+        },
+        id: row.text(2).unwrap_or_default(),
+        topic,
+        source: row.text(4),
+        subject: row.text(5),
+        tenant,
+        time: row.time(7).unwrap_or(0),
+        payload: if want.text { row.json(8) } else { None },
+        headers: if want.text { row.json(9) } else { None },
+        part: None,
+    };
+    let record = record.map(|of| row.record_of(of, WIDTH));
+    Some(Found {
+        event,
+        record,
+        mark,
+    })
+}
+
+/// An event from its value of type outbox.event.
+pub(crate) fn from_record(spi: &Spi, record: &Record, stream: &Stream) -> Option<Event> {
+    let sql = format!("select {COLUMNS} from unnest($2) as e");
+    let records = std::slice::from_ref(record);
+    let want = Want {
+        text: true,
+        ..Want::default()
+    };
+    spi.read(
+        &sql,
+        &[
+            Arg::Text(Some(&stream.name)),
+            Arg::Records(records, event_type()),
+        ],
+    )
+    .first(|row| take(row, Mark::default(), &want, None))
+    .flatten()
+    .map(|found| found.event)
+}
+
+/// A value of type outbox.event for an event that is in no table any more.
+pub(crate) fn to_record(spi: &Spi, event: &Event) -> Record {
+    spi.read(
+        "select row($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::outbox.event",
+        &[
+            Arg::Xid(event.position.txid),
+            Arg::I64(Some(event.position.seq)),
+            Arg::Text(Some(&event.id)),
+            Arg::Text(Some(&event.topic)),
+            Arg::Text(event.source.as_deref()),
+            Arg::Text(event.subject.as_deref()),
+            Arg::Text(event.tenant.as_deref()),
+            Arg::Time(Some(event.time)),
+            Arg::Json(event.payload.as_deref()),
+            Arg::Json(event.headers.as_deref()),
+        ],
+    )
+    .first(|row| row.record(0))
+    .flatten()
+    .unwrap_or_default()
+}
+
+/// The type outbox.event.
+pub(crate) fn event_type() -> pg_sys::Oid {
+    RecordType::event_oid()
+}

@@ -1,0 +1,103 @@
+//! Retention: removes what every cursor of a stream has passed and what is old enough, in small steps.
+//!
+//! A stream without a cursor is never pruned. Each step looks at a stretch of the oldest events, by seq, from where the last one
+//! left off, so that it costs what it removes, and neither walks over rows that are dead and not yet vacuumed.
+
+use std::time::Duration;
+
+use super::streams::Stream;
+use crate::dispatch::Floors;
+use crate::pg::spi::{Arg, Spi};
+
+/// Events looked at in one step, which is one short transaction.
+const STEP: i64 = 10_000;
+
+/// What a step came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) removed: u64,
+    /// The last seq looked at; the next step goes on behind it.
+    pub(crate) upto: i64,
+    /// Whether it is worth going on.
+    pub(crate) more: bool,
+}
+
+/// Runs one step behind `behind` (the first one: `stream.pruned_seq`).
+pub(crate) fn step(
+    spi: &Spi,
+    stream: &Stream,
+    behind: i64,
+    min_age: Duration,
+    floors: &mut Floors,
+) -> Step {
+    let nothing = Step {
+        removed: 0,
+        upto: behind,
+        more: false,
+    };
+    // Before anything is removed: events that are still to be committed have numbers above the floor of what is unfinished now.
+    let horizon = stream.look(spi, floors);
+    let safe = floors.below(horizon.snapshot.oldest_unseen());
+    let sql = format!(
+        "with head as materialized (
+             select e.txid, e.seq, e.time from {relation} e where e.seq > $2 order by e.seq limit $3
+         ), passed as materialized (
+             select h.seq from head h
+              where h.time < clock_timestamp() - $4 * interval '1 microsecond'
+                and exists (select from outbox.cursors c where c.stream = $1)
+                and not exists (
+                    select from outbox.cursors c left join outbox.sinks s on c.name = 'sink:' || s.id
+                     where c.stream = $1
+                       and not case
+                           when c.window_no is null then (h.txid, h.seq) <= (c.txid, c.seq)
+                           when pg_visible_in_snapshot(h.txid, c.done) then true
+                           when not pg_visible_in_snapshot(h.txid, c.upto) then false
+                           when s.\"grouping\" = 'transaction' then
+                               ((select max(x.seq) from {relation} x where x.txid = h.txid), h.seq) <= (c.at_group, c.at_seq)
+                           else h.seq <= c.at_seq
+                       end)
+         ), gone as (
+             delete from {relation} d using passed p where d.seq = p.seq returning d.seq
+         )
+         select (select count(*) from gone), (select max(h.seq) from head h), (select count(*) from head h),
+                (select min(h.seq) from head h where not exists (select from gone g where g.seq = h.seq))",
+        relation = stream.relation
+    );
+    let args = [
+        Arg::Text(Some(&stream.name)),
+        Arg::I64(Some(behind)),
+        Arg::I64(Some(STEP)),
+        Arg::I64(Some(i64::try_from(min_age.as_micros()).unwrap_or(i64::MAX))),
+    ];
+    let Some((removed, Some(upto), looked_at, first_left)) = spi.write(&sql, &args).first(|row| {
+        (
+            row.i64(0).unwrap_or(0),
+            row.i64(1),
+            row.i64(2).unwrap_or(0),
+            row.i64(3),
+        )
+    }) else {
+        return nothing;
+    };
+    if removed > 0 && behind == stream.pruned_seq {
+        let contiguous = first_left.map_or(upto, |first| first - 1);
+        remember(
+            spi,
+            stream,
+            safe.map_or(stream.pruned_seq, |safe| safe.min(contiguous)),
+        );
+    }
+    Step {
+        removed: removed.cast_unsigned(),
+        upto,
+        more: looked_at == STEP && removed * 2 >= looked_at,
+    }
+}
+
+/// Reads may begin behind `seq` from now on.
+fn remember(spi: &Spi, stream: &Stream, seq: i64) {
+    spi.write(
+        "update outbox.streams set pruned_seq = $2 where name = $1 and pruned_seq < $2",
+        &[Arg::Text(Some(&stream.name)), Arg::I64(Some(seq))],
+    );
+}

@@ -1,0 +1,175 @@
+//! outbox.sinks: what is to be delivered where.
+
+use pgrx::pg_sys;
+
+use crate::pg::spi::{Arg, Row, Spi};
+
+/// Whether a text may be the id of a sink or the name of a secret.
+pub(crate) fn is_name(text: &str) -> bool {
+    (1..=100).contains(&text.len())
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"._@-".contains(&byte))
+}
+
+/// How events are put together for a delivery.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Grouping {
+    Event,
+    Transaction,
+}
+
+/// A sink as its row says.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SinkRow {
+    pub(crate) id: String,
+    pub(crate) kind: String,
+    /// JSON text.
+    pub(crate) config: String,
+    pub(crate) stream: String,
+    pub(crate) topics: Option<Vec<String>>,
+    pub(crate) tenant: Option<String>,
+    pub(crate) filter: Option<String>,
+    pub(crate) transform: Option<pg_sys::Oid>,
+    pub(crate) function: Option<pg_sys::Oid>,
+    pub(crate) batch_size: Option<i32>,
+    pub(crate) grouping: Grouping,
+    pub(crate) isolation: String,
+    pub(crate) enabled: bool,
+    pub(crate) owner: pg_sys::Oid,
+    /// The key of its lease.
+    pub(crate) number: i32,
+    pub(crate) version: i64,
+}
+
+/// A sink and the versions of what it is made of, to see whether anything changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Version {
+    pub(crate) id: String,
+    pub(crate) number: i32,
+    pub(crate) version: i64,
+    /// Of the secret that its config names; 0 for none.
+    pub(crate) secret: i64,
+}
+
+const COLUMNS: &str = r#"id, kind, config, stream, topics, tenant, filter, transform::oid, function::oid, batch_size, "grouping",
+       isolation, enabled, owner::oid, number, version"#;
+
+fn sink(row: &Row) -> SinkRow {
+    let text = |column| row.text(column).unwrap_or_default();
+    SinkRow {
+        id: text(0),
+        kind: text(1),
+        config: row.json(2).unwrap_or_default(),
+        stream: text(3),
+        topics: row.texts(4),
+        tenant: row.text(5),
+        filter: row.text(6),
+        transform: row.oid(7),
+        function: row.oid(8),
+        batch_size: row.i32(9),
+        grouping: if text(10) == "transaction" {
+            Grouping::Transaction
+        } else {
+            Grouping::Event
+        },
+        isolation: text(11),
+        enabled: row.bool(12).unwrap_or(false),
+        owner: row.oid(13).unwrap_or(pg_sys::InvalidOid),
+        number: row.i32(14).unwrap_or(0),
+        version: row.i64(15).unwrap_or(0),
+    }
+}
+
+/// The versions of all sinks. Cheap: this is asked with every pass.
+pub(crate) fn versions(spi: &Spi) -> Vec<Version> {
+    spi.read(
+        "select s.id, s.number, s.version, coalesce((select k.version from outbox.secrets k where k.name = s.config ->> 'secret'), 0)
+           from outbox.sinks s order by s.id",
+        &[],
+    )
+    .map(|row| Version {
+        id: row.text(0).unwrap_or_default(),
+        number: row.i32(1).unwrap_or(0),
+        version: row.i64(2).unwrap_or(0),
+        secret: row.i64(3).unwrap_or(0),
+    })
+}
+
+pub(crate) fn named(spi: &Spi, id: &str) -> Option<SinkRow> {
+    // Not under the snapshot at hand, which may be older than the change that is looked for.
+    spi.write(
+        &format!("select {COLUMNS} from outbox.sinks where id = $1"),
+        &[Arg::Text(Some(id))],
+    )
+    .first(sink)
+}
+
+/// What `create` writes beside what `SinkRow` holds.
+pub(crate) struct NewSink<'a> {
+    pub(crate) sink: &'a SinkRow,
+    pub(crate) start: &'a str,
+}
+
+/// Writes a new sink; false if the id is taken.
+pub(crate) fn create(spi: &Spi, new: &NewSink) -> bool {
+    let NewSink { sink, start } = new;
+    let rows = spi.write(
+        r#"insert into outbox.sinks (id, kind, config, stream, start, topics, tenant, filter, transform, function, batch_size,
+                                     "grouping", isolation, enabled, owner)
+           values ($1, $2, $3, $4, $5, $6, $7, $8, $9::regprocedure, $10::regprocedure, $11, $12, $13, $14, $15::regrole)
+           on conflict (id) do nothing"#,
+        &[
+            Arg::Text(Some(&sink.id)),
+            Arg::Text(Some(&sink.kind)),
+            Arg::Json(Some(&sink.config)),
+            Arg::Text(Some(&sink.stream)),
+            Arg::Text(Some(start)),
+            Arg::Texts(sink.topics.as_deref()),
+            Arg::Text(sink.tenant.as_deref()),
+            Arg::Text(sink.filter.as_deref()),
+            Arg::Oid(sink.transform),
+            Arg::Oid(sink.function),
+            Arg::I32(sink.batch_size),
+            Arg::Text(Some(sink.grouping.name())),
+            Arg::Text(Some(&sink.isolation)),
+            Arg::Bool(sink.enabled),
+            Arg::Oid(Some(sink.owner)),
+        ],
+    );
+    rows.count() == 1
+}
+
+/// Writes a changed sink.
+pub(crate) fn update(spi: &Spi, sink: &SinkRow) {
+    spi.write(
+        r#"update outbox.sinks
+              set config = $2, topics = $3, tenant = $4, filter = $5, transform = $6::regprocedure, function = $7::regprocedure,
+                  batch_size = $8, "grouping" = $9, isolation = $10, enabled = $11, owner = $12::regrole,
+                  version = version + 1, updated_at = now()
+            where id = $1"#,
+        &[
+            Arg::Text(Some(&sink.id)),
+            Arg::Json(Some(&sink.config)),
+            Arg::Texts(sink.topics.as_deref()),
+            Arg::Text(sink.tenant.as_deref()),
+            Arg::Text(sink.filter.as_deref()),
+            Arg::Oid(sink.transform),
+            Arg::Oid(sink.function),
+            Arg::I32(sink.batch_size),
+            Arg::Text(Some(sink.grouping.name())),
+            Arg::Text(Some(&sink.isolation)),
+            Arg::Bool(sink.enabled),
+            Arg::Oid(Some(sink.owner)),
+        ],
+    );
+}
+
+impl Grouping {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Grouping::Event => "event",
+            Grouping::Transaction => "transaction",
+        }
+    }
+}

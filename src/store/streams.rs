@@ -1,0 +1,99 @@
+//! outbox.streams: the tables that hold events, and where their sequences stand.
+
+use crate::dispatch::{Floors, Snapshot, Window};
+use crate::pg::catalog;
+use crate::pg::error::Complaint;
+use crate::pg::spi::{Row, Spi};
+
+/// A stream of events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stream {
+    pub(crate) name: String,
+    /// The table, qualified and quoted.
+    pub(crate) relation: String,
+    /// The sequence behind `seq`, qualified and quoted.
+    pub(crate) sequence: String,
+    /// Retention has removed everything up to here.
+    pub(crate) pruned_seq: i64,
+}
+
+const COLUMNS: &str = "s.name,
+       format('%I.%I', n.nspname, c.relname), format('%I.%I', qn.nspname, q.relname), s.pruned_seq
+  from outbox.streams s
+  join pg_catalog.pg_class c on c.oid = s.relation join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+  join pg_catalog.pg_class q on q.oid = s.sequence join pg_catalog.pg_namespace qn on qn.oid = q.relnamespace";
+
+fn stream(row: &Row) -> Stream {
+    Stream {
+        name: row.text(0).unwrap_or_default(),
+        relation: row.text(1).unwrap_or_default(),
+        sequence: row.text(2).unwrap_or_default(),
+        pruned_seq: row.i64(3).unwrap_or(0),
+    }
+}
+
+pub(crate) fn all(spi: &Spi) -> Vec<Stream> {
+    spi.read(&format!("select {COLUMNS} order by s.name"), &[])
+        .map(stream)
+}
+
+pub(crate) fn named(spi: &Spi, name: &str) -> Option<Stream> {
+    use crate::pg::spi::Arg;
+    spi.read(
+        &format!("select {COLUMNS} where s.name = $1"),
+        &[Arg::Text(Some(name))],
+    )
+    .first(stream)
+}
+
+/// The error for a stream that does not exist.
+pub(crate) fn unknown(name: &str) -> Complaint {
+    Complaint::unknown(format!("stream \"{name}\" does not exist"))
+        .hint("Streams are made by outbox.create_stream and listed in outbox.streams.")
+}
+
+/// What is visible now in a stream, and how far its numbering has come.
+#[derive(Debug, Clone)]
+pub(crate) struct Horizon {
+    pub(crate) snapshot: Snapshot,
+    /// The sequence's value, read after the snapshot was taken.
+    pub(crate) last_seq: i64,
+}
+
+impl Stream {
+    /// Takes the snapshot in force and a sample of the sequence, which is remembered in `floors`.
+    pub(crate) fn look(&self, spi: &Spi, floors: &mut Floors) -> Horizon {
+        let sql = format!(
+            "select pg_current_snapshot()::text, case when is_called then last_value else 0 end from {}",
+            self.sequence
+        );
+        let (text, last_seq) = spi
+            .read(&sql, &[])
+            .first(|row| (row.text(0).unwrap_or_default(), row.i64(1).unwrap_or(0)))
+            .unwrap_or_default();
+        // Read after the sequence: transactions from this id on draw greater numbers.
+        floors.sample(last_seq, catalog::next_xid());
+        let snapshot = text
+            .parse::<Snapshot>()
+            .unwrap_or_else(|_| Snapshot::empty());
+        // A session's snapshots show it its own changes; for everybody else they are not there yet.
+        let snapshot = match catalog::own_xid() {
+            Some(own) => snapshot.with_running(own),
+            None => snapshot,
+        };
+        Horizon { snapshot, last_seq }
+    }
+}
+
+impl Horizon {
+    /// The window that follows `window` and ends here; none if nothing can have been committed in between.
+    pub(crate) fn window_after(&self, window: &Window, floors: &mut Floors) -> Option<Window> {
+        (self.snapshot != window.upto).then(|| {
+            window.next(
+                self.snapshot.clone(),
+                self.last_seq,
+                floors.below(self.snapshot.xmax()),
+            )
+        })
+    }
+}

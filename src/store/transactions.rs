@@ -1,0 +1,137 @@
+//! The tables of events, read by whole transactions: a window in order of each transaction's last event, so that transactions that
+//! depend on each other stay in order and none is interleaved with another.
+
+use std::ops::ControlFlow;
+
+use super::events::{COLUMNS, Page, Want, take};
+use super::streams::Stream;
+use crate::dispatch::{Mark, Place};
+use crate::envelope::Part;
+use crate::pg::spi::{Arg, RecordType, Spi};
+
+/// Bytes after which even a transaction is cut into parts.
+const PART_BYTES: usize = 16 << 20;
+
+/// A transaction of a window.
+struct Transaction {
+    txid: u64,
+    last: i64,
+}
+
+/// Transactions behind a mark, in order. A row is its transaction's last if the index knows no later one, so finding them costs
+/// what is read.
+fn transactions(spi: &Spi, stream: &Stream, place: &Place, limit: usize) -> Vec<Transaction> {
+    let relation = &stream.relation;
+    let window = &place.window;
+    let late = window.late();
+    // A transaction that was left in the middle comes first again.
+    let behind = if place.mark.seq < place.mark.group {
+        place.mark.group - 1
+    } else {
+        place.mark.group
+    };
+    let sql = format!(
+        "select f.txid, f.last from (
+             (select e.txid, e.seq as last from {relation} e
+               where e.seq > greatest($1, $2) and e.seq <= $3 and e.txid >= $4 and pg_visible_in_snapshot(e.txid, $5)
+                 and e.seq = (select max(n.seq) from {relation} n where n.txid = e.txid)
+               order by e.seq limit $6)
+             union all
+             (select l.txid, l.last from (select x.txid, (select max(n.seq) from {relation} n where n.txid = x.txid) as last
+                                            from unnest($7) as x (txid)) l
+               where l.last > $1)
+         ) f order by f.last limit $6"
+    );
+    let args = [
+        Arg::I64(Some(behind)),
+        Arg::I64(Some(window.floor.max(stream.pruned_seq))),
+        Arg::I64(Some(window.ceiling)),
+        Arg::Xid(window.done.xmax()),
+        Arg::Snapshot(Some(&window.upto.to_string())),
+        Arg::I64(Some(i64::try_from(limit).unwrap_or(i64::MAX))),
+        Arg::Xids(&late),
+    ];
+    spi.read(&sql, &args).map(|row| Transaction {
+        txid: row.xid(0).unwrap_or(0),
+        last: row.i64(1).unwrap_or(0),
+    })
+}
+
+fn count(spi: &Spi, stream: &Stream, txid: u64, upto: i64) -> u32 {
+    let sql = format!(
+        "select count(*) from {} e where e.txid = $1 and e.seq <= $2",
+        stream.relation
+    );
+    let counted = spi
+        .read(&sql, &[Arg::Xid(txid), Arg::I64(Some(upto))])
+        .first(|row| row.i64(0))
+        .flatten();
+    u32::try_from(counted.unwrap_or(0)).unwrap_or(u32::MAX)
+}
+
+/// Reads whole transactions behind a place, up to `limit` rows. Only one that is larger than that by itself is cut.
+pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want: &Want) -> Page {
+    let mut page = Page {
+        found: Vec::new(),
+        end: place.mark,
+        looked_at: 0,
+    };
+    if place.mark == Mark::END {
+        return page;
+    }
+    let next = transactions(spi, stream, place, limit);
+    let through = next.len() < limit;
+    let sql = format!(
+        "select {COLUMNS} from {} e where e.txid = $2 and e.seq > $3 order by e.txid, e.seq limit $4",
+        stream.relation
+    );
+    let record = want.record.then(RecordType::event);
+    let mut bytes = 0usize;
+    for transaction in next {
+        let resumed = place.mark.group == transaction.last && place.mark.seq < transaction.last;
+        let behind = if resumed { place.mark.seq } else { 0 };
+        let size = count(spi, stream, transaction.txid, i64::MAX);
+        let mut index = if resumed {
+            count(spi, stream, transaction.txid, behind)
+        } else {
+            0
+        };
+        let left = usize::try_from(size - index).unwrap_or(usize::MAX);
+        if page.looked_at > 0 && (page.looked_at + left > limit || bytes > PART_BYTES) {
+            return page;
+        }
+        let args = [
+            Arg::Text(Some(&stream.name)),
+            Arg::Xid(transaction.txid),
+            Arg::I64(Some(behind)),
+            Arg::I64(Some(i64::try_from(limit).unwrap_or(i64::MAX))),
+        ];
+        let mut part_bytes = 0;
+        spi.read(&sql, &args).each(|row| {
+            if part_bytes > PART_BYTES {
+                return ControlFlow::Break(());
+            }
+            let mark = Mark {
+                group: transaction.last,
+                seq: row.i64(1).unwrap_or(0),
+            };
+            index += 1;
+            page.looked_at += 1;
+            page.end = mark;
+            if let Some(mut found) = take(row, mark, want, record.as_ref()) {
+                part_bytes += row.raw_size(8) + row.raw_size(9);
+                found.event.part = Some(Part { index, count: size });
+                page.found.push(found);
+            }
+            ControlFlow::Continue(())
+        });
+        bytes += part_bytes;
+        if index < size {
+            return page;
+        }
+    }
+    if through {
+        page.end = Mark::END;
+    }
+    page
+}

@@ -1,0 +1,73 @@
+//! What an engine queues: an event ready to be handed over, or a whole transaction of them.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use crate::dispatch::{Item, Mark, Place, Window};
+use crate::envelope::Event;
+use crate::pg::spi::Record;
+use crate::store::events::Found;
+
+/// Events that are delivered, retried and given up together.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) events: Vec<Arc<Event>>,
+    /// The same as values of type outbox.event, for a function.
+    pub(crate) records: Vec<Record>,
+    /// Why they could not be made ready; then they are not handed over, and fail with this.
+    pub(crate) problem: Option<String>,
+    window: Arc<Window>,
+    mark: Mark,
+    /// A hash of (source, subject): two events that share it by chance are only taken for relatives.
+    key: u64,
+}
+
+impl Entry {
+    pub(crate) fn new(found: Found, window: &Arc<Window>, problem: Option<String>) -> Self {
+        let mut hasher = DefaultHasher::new();
+        found.event.key().hash(&mut hasher);
+        Self {
+            records: found.record.into_iter().collect(),
+            problem,
+            window: Arc::clone(window),
+            mark: found.mark,
+            key: hasher.finish(),
+            events: vec![Arc::new(found.event)],
+        }
+    }
+
+    /// Takes in a later event of the same transaction.
+    pub(crate) fn add(&mut self, found: Found, problem: Option<String>) {
+        self.records.extend(found.record);
+        self.mark = found.mark;
+        self.problem = self.problem.take().or(problem);
+        self.events.push(Arc::new(found.event));
+    }
+
+    /// Whether an event belongs to the same transaction.
+    pub(crate) fn is_of_transaction(&self, txid: u64) -> bool {
+        self.events
+            .first()
+            .is_some_and(|event| event.position.txid == txid)
+    }
+
+    /// Where a cursor stands that has passed this.
+    pub(crate) fn place(&self) -> Place {
+        Place {
+            window: Arc::clone(&self.window),
+            mark: self.mark,
+        }
+    }
+}
+
+impl Item for Entry {
+    type Key = u64;
+
+    fn key(&self) -> &u64 {
+        &self.key
+    }
+
+    fn weight(&self) -> usize {
+        self.events.len()
+    }
+}

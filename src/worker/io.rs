@@ -1,0 +1,244 @@
+//! The I/O thread: runs the sinks' network clients, away from Postgres.
+//!
+//! Orders come in over one channel, reports go out over another, and a descriptor wakes the main thread. Each sink has at most one
+//! delivery in flight, so both stay short.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc as std_mpsc;
+use std::thread::JoinHandle;
+
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use crate::dispatch::{Outcome, Refusal};
+use crate::pg::latch::{self, EventFd};
+use crate::sinks::{Batch, Client, Config, Defaults};
+
+enum Order {
+    Open {
+        sink: String,
+        config: Box<Config>,
+        defaults: Defaults,
+    },
+    Deliver {
+        sink: String,
+        serial: u64,
+        batch: Batch,
+    },
+    Close {
+        sink: String,
+    },
+}
+
+/// What a delivery came to.
+pub(crate) struct Report {
+    pub(crate) sink: String,
+    /// As it was handed over; a report of a delivery that was given up is of no interest.
+    pub(crate) serial: u64,
+    pub(crate) outcome: Outcome,
+}
+
+/// The main thread's end.
+pub(crate) struct Io {
+    orders: Option<mpsc::UnboundedSender<Order>>,
+    reports: std_mpsc::Receiver<Report>,
+    wake: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Io {
+    /// Starts the thread.
+    pub(crate) fn start() -> std::io::Result<Self> {
+        let wake = Arc::new(EventFd::new()?);
+        let (orders, incoming) = mpsc::unbounded_channel();
+        let (outgoing, reports) = std_mpsc::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let reporter = Reporter {
+            reports: outgoing,
+            wake: Arc::clone(&wake),
+        };
+        let thread = latch::without_signals(|| {
+            std::thread::Builder::new()
+                .name("outbox io".to_owned())
+                .spawn(move || runtime.block_on(serve(incoming, reporter)))
+        })?;
+        Ok(Self {
+            orders: Some(orders),
+            reports,
+            wake,
+            thread: Some(thread),
+        })
+    }
+
+    fn order(&self, order: Order) {
+        if let Some(orders) = &self.orders {
+            // The thread ends only after this end is gone.
+            let _ = orders.send(order);
+        }
+    }
+
+    /// A sink is new or has changed: deliveries from now on go by this configuration.
+    pub(crate) fn open(&self, sink: &str, config: &Config, defaults: Defaults) {
+        self.order(Order::Open {
+            sink: sink.to_owned(),
+            config: Box::new(config.clone()),
+            defaults,
+        });
+    }
+
+    /// Hands over a batch; a report follows.
+    pub(crate) fn deliver(&self, sink: &str, serial: u64, batch: Batch) {
+        self.order(Order::Deliver {
+            sink: sink.to_owned(),
+            serial,
+            batch,
+        });
+    }
+
+    /// Gives up what is in flight to a sink and closes its connections.
+    pub(crate) fn close(&self, sink: &str) {
+        self.order(Order::Close {
+            sink: sink.to_owned(),
+        });
+    }
+
+    /// Becomes readable when there are reports.
+    pub(crate) fn readable(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// The reports that have come in.
+    pub(crate) fn reports(&self) -> Vec<Report> {
+        self.wake.clear();
+        self.reports.try_iter().collect()
+    }
+}
+
+impl Drop for Io {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[derive(Clone)]
+struct Reporter {
+    reports: std_mpsc::Sender<Report>,
+    wake: Arc<EventFd>,
+}
+
+impl Reporter {
+    fn report(&self, report: Report) {
+        let _ = self.reports.send(report);
+        self.wake.set();
+    }
+}
+
+/// Reports a failure if the delivery ends without an outcome, as after a panic.
+struct Promise {
+    reporter: Reporter,
+    sink: String,
+    serial: u64,
+    kept: bool,
+}
+
+impl Promise {
+    fn keep(mut self, outcome: Outcome) {
+        self.kept = true;
+        self.reporter.report(Report {
+            sink: std::mem::take(&mut self.sink),
+            serial: self.serial,
+            outcome,
+        });
+    }
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        if !self.kept {
+            let error = "the delivery ended without an outcome".to_owned();
+            let outcome = Outcome::Failed(Refusal {
+                error,
+                retry_after: None,
+            });
+            self.reporter.report(Report {
+                sink: std::mem::take(&mut self.sink),
+                serial: self.serial,
+                outcome,
+            });
+        }
+    }
+}
+
+struct Open {
+    client: Result<Arc<Client>, String>,
+    in_flight: Option<AbortHandle>,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(task) = self.in_flight.take() {
+            task.abort();
+        }
+    }
+}
+
+/// The thread's loop; ends, and gives up what is in flight, when the main thread's end is gone.
+async fn serve(mut orders: mpsc::UnboundedReceiver<Order>, reporter: Reporter) {
+    let mut open: HashMap<String, Open> = HashMap::new();
+    while let Some(order) = orders.recv().await {
+        match order {
+            Order::Open {
+                sink,
+                config,
+                defaults,
+            } => {
+                let client = Client::open(&config, &defaults).map(Arc::new);
+                open.insert(
+                    sink,
+                    Open {
+                        client,
+                        in_flight: None,
+                    },
+                );
+            }
+            Order::Close { sink } => {
+                open.remove(&sink);
+            }
+            Order::Deliver {
+                sink,
+                serial,
+                batch,
+            } => {
+                let promise = Promise {
+                    reporter: reporter.clone(),
+                    sink: sink.clone(),
+                    serial,
+                    kept: false,
+                };
+                let Some(entry) = open.get_mut(&sink) else {
+                    continue;
+                };
+                match &entry.client {
+                    Ok(client) => {
+                        let client = Arc::clone(client);
+                        let task =
+                            tokio::spawn(async move { promise.keep(client.deliver(&batch).await) });
+                        entry.in_flight = Some(task.abort_handle());
+                    }
+                    Err(error) => {
+                        promise.keep(Outcome::Failed(Refusal {
+                            error: error.clone(),
+                            retry_after: None,
+                        }));
+                    }
+                }
+            }
+        }
+    }
+}

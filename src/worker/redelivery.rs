@@ -1,0 +1,193 @@
+//! Dead letters that were queued again: delivered one by one beside the stream, while their sink is well.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::now;
+use crate::dispatch::{Outcome, Time};
+use crate::envelope::{DEFAULT_SOURCE, Event, Position};
+use crate::pg::spi::Spi;
+use crate::settings;
+use crate::store::dead_letters::{self, Queued};
+
+/// The redelivery lane of one sink.
+pub(crate) struct Redelivery {
+    queued: Option<Queued>,
+    attempts: u32,
+    not_before: Option<Time>,
+    in_flight: Option<u64>,
+    news: Option<News>,
+    /// Set when dead letters may have been queued that are not known here.
+    look: bool,
+}
+
+enum News {
+    Through(Position),
+    FailedAgain {
+        position: Position,
+        error: String,
+        attempts: u32,
+    },
+}
+
+/// Serials of redeliveries, told apart from those of the stream.
+const SERIALS: u64 = 1 << 63;
+
+impl Redelivery {
+    pub(crate) fn new(spi: &Spi, sink: &str) -> Self {
+        let queued = dead_letters::first_queued(spi, sink);
+        Self {
+            queued,
+            attempts: 0,
+            not_before: None,
+            in_flight: None,
+            news: None,
+            look: false,
+        }
+    }
+
+    /// Somebody committed something: it may have been a redelivery.
+    pub(crate) fn look_again(&mut self) {
+        self.look = true;
+    }
+
+    /// Reads the next queued letter if none is at hand.
+    pub(crate) fn fill(&mut self, spi: &Spi, sink: &str) {
+        if self.look && self.queued.is_none() && self.news.is_none() {
+            self.queued = dead_letters::first_queued(spi, sink);
+            self.look = false;
+        }
+    }
+
+    /// The event to deliver now, if there is one and its time has come.
+    pub(crate) fn next(&mut self, serial: u64) -> Option<(u64, Arc<Event>)> {
+        let due = self.not_before.is_none_or(|time| time <= now());
+        if self.in_flight.is_some() || self.news.is_some() || !due {
+            return None;
+        }
+        let queued = self.queued.as_ref()?;
+        let serial = SERIALS | serial;
+        let event = event_of(queued);
+        self.in_flight = Some(serial);
+        Some((serial, Arc::new(event)))
+    }
+
+    pub(crate) fn awaits(&self, serial: u64) -> bool {
+        self.in_flight == Some(serial)
+    }
+
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// Takes what the redelivery came to. One that fails is tried again, with growing waits, as often as a lone event is; then it
+    /// stays a dead letter, no longer queued.
+    pub(crate) fn outcome(&mut self, outcome: &Outcome) {
+        self.in_flight = None;
+        let Some(queued) = &self.queued else { return };
+        let position = queued.position;
+        let (error, permanent) = match outcome {
+            Outcome::Failed(refusal) => (refusal.error.clone(), false),
+            Outcome::Partial(failures) if !failures.is_empty() => {
+                (failures[0].error.clone(), failures[0].permanent)
+            }
+            Outcome::Delivered | Outcome::Partial(_) => {
+                self.finish(News::Through(position));
+                return;
+            }
+        };
+        self.attempts += 1;
+        let policy = settings::policy(None);
+        if permanent || self.attempts >= policy.poison_attempts {
+            let attempts = self.attempts;
+            self.finish(News::FailedAgain {
+                position,
+                error,
+                attempts,
+            });
+        } else {
+            let wait = policy
+                .retry_min
+                .saturating_mul(1 << (self.attempts - 1).min(20))
+                .min(policy.retry_max);
+            self.not_before = Some(after(now(), wait));
+        }
+    }
+
+    fn finish(&mut self, news: News) {
+        self.news = Some(news);
+        self.attempts = 0;
+        self.not_before = None;
+    }
+
+    pub(crate) fn has_news(&self) -> bool {
+        self.news.is_some()
+    }
+
+    pub(crate) fn save(&self, spi: &Spi, sink: &str) {
+        match &self.news {
+            None => {}
+            Some(News::Through(position)) => dead_letters::redelivered(spi, sink, *position),
+            Some(News::FailedAgain {
+                position,
+                error,
+                attempts,
+            }) => {
+                dead_letters::failed_again(spi, sink, *position, error, *attempts);
+            }
+        }
+    }
+
+    /// What was saved is committed: on to the next one.
+    pub(crate) fn saved(&mut self) {
+        if self.news.take().is_some() {
+            self.queued = None;
+            self.look = true;
+        }
+    }
+
+    /// When it wants the next look.
+    pub(crate) fn due(&self) -> Option<Time> {
+        if self.look && self.queued.is_none() {
+            return Some(Time(0));
+        }
+        (self.queued.is_some() && self.in_flight.is_none())
+            .then(|| self.not_before.unwrap_or(Time(0)))
+    }
+}
+
+fn after(time: Time, wait: Duration) -> Time {
+    Time(time.0 + u64::try_from(wait.as_millis()).unwrap_or(0))
+}
+
+/// The event of a dead letter, from the CloudEvent that was kept of it.
+fn event_of(queued: &Queued) -> Event {
+    let mut fields =
+        serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&queued.event)
+            .unwrap_or_default();
+    let mut take = |name: &str| match fields.remove(name) {
+        Some(serde_json::Value::String(text)) => Some(text),
+        _ => None,
+    };
+    let (id, topic, source) = (take("id"), take("type"), take("source"));
+    let (subject, tenant, time) = (take("subject"), take("tenant"), take("time"));
+    for known in ["specversion", "datacontenttype", "sequence"] {
+        take(known);
+    }
+    let time = time
+        .and_then(|time| time.parse::<jiff::Timestamp>().ok())
+        .map_or(0, jiff::Timestamp::as_microsecond);
+    let payload = fields.remove("data").map(|data| data.to_string());
+    Event {
+        position: queued.position,
+        id: id.unwrap_or_default(),
+        topic: topic.unwrap_or_default(),
+        source: source.filter(|source| source != DEFAULT_SOURCE),
+        subject,
+        tenant,
+        time,
+        payload,
+        headers: (!fields.is_empty()).then(|| serde_json::Value::Object(fields).to_string()),
+        part: None,
+    }
+}

@@ -1,0 +1,142 @@
+//! One pass by hand, in the session that asks for it: for tests, and for looking at a sink that does not do what it should.
+//!
+//! The transaction is the caller's, and so it stays open while the network is waited on; dispatchers do better.
+
+use std::time::Duration;
+
+use super::course::{Course, Handover, Next, Taken, Target};
+use super::io::Io;
+use super::now;
+use crate::dispatch::{Floors, Outcome};
+use crate::pg::spi::Spi;
+use crate::pg::{latch, lock};
+use crate::settings;
+use crate::sinks::{Batch, Defaults};
+use crate::store::sinks::{self, Version};
+use crate::store::{rebase, streams};
+
+/// What a pass of one sink came to.
+pub(crate) struct Passed {
+    pub(crate) sink: String,
+    pub(crate) delivered: u64,
+    pub(crate) outcome: &'static str,
+    pub(crate) error: Option<String>,
+}
+
+/// Runs a pass of each of these sinks.
+pub(crate) fn run(spi: &Spi, wanted: Option<&str>) -> Option<Vec<Passed>> {
+    rebase::if_moved(spi);
+    let mut versions = sinks::versions(spi);
+    if let Some(wanted) = wanted {
+        versions.retain(|version| version.id == wanted);
+        if versions.is_empty() {
+            return None;
+        }
+    }
+    Some(versions.iter().map(|version| pass(spi, version)).collect())
+}
+
+fn pass(spi: &Spi, version: &Version) -> Passed {
+    let held_before = lock::holds_lease(version.number);
+    let (delivered, outcome, error) = match Course::take(spi, version) {
+        Taken::Leased => (0, "leased", None),
+        Taken::Paused => (0, "paused", None),
+        Taken::Pull => (0, "pull", None),
+        Taken::Gone => (0, "gone", None),
+        Taken::Unfit(_, problem) => (0, "failed", Some(problem)),
+        Taken::Course(mut course) => {
+            let passed = drive(spi, &mut course);
+            if !held_before {
+                // The next holder must see what this transaction saved.
+                lock::give_lease_back_at_commit(version.number);
+            }
+            passed
+        }
+    };
+    Passed {
+        sink: version.id.clone(),
+        delivered,
+        outcome,
+        error,
+    }
+}
+
+fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) {
+    let Some(stream) = streams::named(spi, &course.sink.stream) else {
+        return (0, "gone", None);
+    };
+    let mut floors = Floors::default();
+    let horizon = stream.look(spi, &mut floors);
+    course.retry_now();
+    course.fill(spi, &horizon, &mut floors);
+    course.fill_redelivery(spi);
+    match course.target {
+        Target::Function(_) => {
+            // Nothing more is read: what the pass has read is what it delivers.
+            course.has_more = false;
+            while course.is_ready_now() {
+                match course.function_pass(spi, &horizon, &mut floors) {
+                    Ok(_) => course.has_more = false,
+                    Err(problem) => return (course.unsaved_delivered(), "failed", Some(problem)),
+                }
+            }
+        }
+        Target::Network => {
+            if let Err(error) = drive_network(course) {
+                return (0, "failed", Some(error));
+            }
+        }
+    }
+    course.save(spi);
+    let delivered = course.unsaved_delivered();
+    match course.last_error() {
+        Some(error) => (delivered, "failed", Some(error)),
+        None if delivered > 0 => (delivered, "delivered", None),
+        None => (0, "idle", None),
+    }
+}
+
+fn drive_network(course: &mut Course) -> Result<(), String> {
+    let io =
+        Io::start().map_err(|error| format!("the I/O thread could not be started: {error}"))?;
+    io.open(
+        &course.sink.id,
+        &course.config,
+        Defaults {
+            http_timeout: settings::http_timeout(),
+        },
+    );
+    loop {
+        match course.next(now()) {
+            Next::Again => {}
+            Next::Deliver(Handover::Network { serial, batch }) => {
+                io.deliver(&course.sink.id, serial, batch);
+                let outcome = await_report(&io);
+                course.outcome(&outcome);
+            }
+            Next::Deliver(Handover::Function { .. }) | Next::Wait(_) | Next::Idle => break,
+        }
+    }
+    if let Some((serial, event)) = course.next_redelivery() {
+        io.deliver(
+            &course.sink.id,
+            serial,
+            Batch {
+                events: vec![event],
+                secrets: course.secrets(),
+            },
+        );
+        let outcome = await_report(&io);
+        course.redelivery.outcome(&outcome);
+    }
+    Ok(())
+}
+
+fn await_report(io: &Io) -> Outcome {
+    loop {
+        if let Some(report) = io.reports().into_iter().next() {
+            return report.outcome;
+        }
+        latch::wait(Some(Duration::from_secs(1)), Some(io.readable()));
+    }
+}
