@@ -1,0 +1,69 @@
+//! A data folder made by `initdb` once for each server version, that every cluster starts as a copy of.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::DATABASE;
+use super::process::{client_program, finish, server_program};
+use crate::testbed::{give_to_server, root};
+
+/// Copies the template to `data`, which must not exist yet.
+pub(super) fn copy_to(major: u32, data: &Path) {
+    let mut copy = Command::new("cp");
+    copy.args(["-a", "--reflink=auto"])
+        .arg(template(major))
+        .arg(data);
+    finish(copy);
+}
+
+/// The path of the template, which is made if it is not there yet. Processes that ask at once wait for one another.
+fn template(major: u32) -> PathBuf {
+    let version = finish({
+        let mut command = client_program(major, "postgres");
+        command.arg("--version");
+        command
+    });
+    // "postgres (PostgreSQL) 15.20 (Debian …)"
+    let version = String::from_utf8_lossy(&version.stdout);
+    let version = version.split_whitespace().nth(2).expect("a version");
+    let templates = root().join("templates");
+    let path = templates.join(version);
+
+    let lock = templates.join(format!("{version}.lock"));
+    let lock = File::create(&lock).unwrap_or_else(|error| panic!("{}: {error}", lock.display()));
+    lock.lock().expect("the template's lock can be taken");
+    if !path.exists() {
+        let new = templates.join(format!("{version}.new"));
+        make(major, &new);
+        fs::rename(&new, &path).expect("the template can be renamed");
+    }
+    path
+}
+
+fn make(major: u32, path: &Path) {
+    let _ = fs::remove_dir_all(path);
+    fs::create_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    give_to_server(path);
+    let mut initdb = server_program(major, "initdb");
+    initdb.args(["--username=postgres", "--auth=trust", "--encoding=UTF8"]);
+    initdb.args(["--locale=C.UTF-8", "--no-sync", "--no-instructions"]);
+    finish({
+        initdb.arg("-D").arg(path);
+        initdb
+    });
+
+    let mut single = server_program(major, "postgres");
+    single
+        .args(["--single", "-F", "-D"])
+        .arg(path)
+        .arg("postgres");
+    single.stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut single = single.spawn().expect("a single-user server starts");
+    let mut input = single.stdin.take().expect("its input is piped");
+    writeln!(input, "create database {DATABASE}").expect("it reads its input");
+    drop(input);
+    let status = single.wait().expect("it ends");
+    assert!(status.success(), "create database {DATABASE}: {status}");
+}
