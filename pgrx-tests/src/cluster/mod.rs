@@ -318,6 +318,21 @@ impl Cluster {
             .to_owned()
     }
 
+    /// The rows of a query as people read them, a block of lines for each.
+    #[track_caller]
+    pub fn table(&self, database: &str, sql: &str) -> String {
+        let mut psql = client_program(self.major, "psql");
+        psql.args(["-X", "-q", "-x", "-c", sql])
+            .arg(self.url(database));
+        String::from_utf8_lossy(&finish(psql).stdout).into_owned()
+    }
+
+    /// The command with which people connect.
+    pub fn psql_command(&self, database: &str) -> String {
+        let psql = crate::testbed::program(self.major, "psql");
+        format!("{} {}", psql.display(), self.url(database))
+    }
+
     /// What `pg_dump` writes for that database.
     #[track_caller]
     pub fn dump(&self, database: &str) -> String {

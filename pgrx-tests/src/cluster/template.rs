@@ -54,16 +54,24 @@ fn make(major: u32, path: &Path) {
         initdb
     });
 
+    // It talks even when all is well.
     let mut single = server_program(major, "postgres");
     single
         .args(["--single", "-F", "-D"])
         .arg(path)
         .arg("postgres");
-    single.stdin(Stdio::piped()).stdout(Stdio::null());
+    single
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     let mut single = single.spawn().expect("a single-user server starts");
     let mut input = single.stdin.take().expect("its input is piped");
     writeln!(input, "create database {DATABASE}").expect("it reads its input");
     drop(input);
-    let status = single.wait().expect("it ends");
-    assert!(status.success(), "create database {DATABASE}: {status}");
+    let output = single.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success() && !said.contains("ERROR"),
+        "create database: {said}"
+    );
 }
