@@ -308,9 +308,9 @@ fn check_function(
     owner: pg_sys::Oid,
 ) -> Result<(), Complaint> {
     let wanted = match shape {
-        Shape::Sink => "p.proargtypes::oid[] = array[$2]::oid[] and p.prokind = 'f'",
+        Shape::Sink => "p.pronargs = 1 and p.proargtypes[0] = $2 and p.prokind = 'f'",
         Shape::Transform => {
-            "p.proargtypes::oid[] = array[$2]::oid[] and p.prorettype = 'jsonb'::regtype and not p.proretset and p.prokind = 'f'"
+            "p.pronargs = 1 and p.proargtypes[0] = $2 and p.prorettype = 'jsonb'::regtype and not p.proretset and p.prokind = 'f'"
         }
     };
     let sql = format!(

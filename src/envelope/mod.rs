@@ -14,7 +14,7 @@ mod uri_reference;
 #[cfg(test)]
 mod properties;
 
-pub(crate) use cloudevent::{DEFAULT_SOURCE, write_cloudevent};
+pub(crate) use cloudevent::write_cloudevent;
 pub(crate) use event::{Event, Part};
-pub(crate) use position::{Position, PositionError};
+pub(crate) use position::Position;
 pub(crate) use signature::{Signer, standard_key};

@@ -3,10 +3,11 @@
 use serde_json::Value;
 
 use super::fields::{Fields, listed, nearest, shown};
-use super::{FunctionConfig, HttpConfig};
+use super::function::FunctionConfig;
+use super::http::HttpConfig;
 
 /// The kinds of sinks that there are.
-pub(crate) const KINDS: &[&str] = &["function", "http", "pull"];
+const KINDS: &[&str] = &["function", "http", "pull"];
 
 /// A valid `config`. Prints without credentials.
 #[derive(Clone, Debug)]

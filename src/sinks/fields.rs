@@ -36,10 +36,6 @@ impl<'a> Fields<'a> {
         self.members.get(key).filter(|value| !value.is_null())
     }
 
-    pub(super) fn has(&self, key: &str) -> bool {
-        self.get(key).is_some()
-    }
-
     /// A string that is not empty.
     pub(super) fn string(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
         let Some(value) = self.get(key) else {

@@ -17,8 +17,7 @@ mod plain_text;
 mod secrets;
 
 pub(crate) use batch::Batch;
-pub(crate) use client::{Client, Defaults, Sink};
-pub(crate) use config::{Config, ConfigError, KINDS, parse};
-pub(crate) use function::FunctionConfig;
-pub(crate) use http::HttpConfig;
+use client::Sink;
+pub(crate) use client::{Client, Defaults};
+pub(crate) use config::{Config, ConfigError, parse};
 pub(crate) use secrets::Secrets;

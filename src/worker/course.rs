@@ -497,8 +497,7 @@ impl Course {
         if !self.is_flowing() {
             return None;
         }
-        self.serial += 1;
-        self.redelivery.next(self.serial)
+        self.redelivery.next()
     }
 
     /// A sink of kind function: whether a pass could do something now.

@@ -16,6 +16,7 @@ pub(crate) struct Redelivery {
     attempts: u32,
     not_before: Option<Time>,
     in_flight: Option<u64>,
+    serial: u64,
     news: Option<News>,
     /// Set when dead letters may have been queued that are not known here.
     look: bool,
@@ -41,6 +42,7 @@ impl Redelivery {
             attempts: 0,
             not_before: None,
             in_flight: None,
+            serial: 0,
             news: None,
             look: false,
         }
@@ -60,13 +62,14 @@ impl Redelivery {
     }
 
     /// The event to deliver now, if there is one and its time has come.
-    pub(crate) fn next(&mut self, serial: u64) -> Option<(u64, Arc<Event>)> {
+    pub(crate) fn next(&mut self) -> Option<(u64, Arc<Event>)> {
         let due = self.not_before.is_none_or(|time| time <= now());
         if self.in_flight.is_some() || self.news.is_some() || !due {
             return None;
         }
         let queued = self.queued.as_ref()?;
-        let serial = SERIALS | serial;
+        self.serial += 1;
+        let serial = SERIALS | self.serial;
         let event = event_of(queued);
         self.in_flight = Some(serial);
         Some((serial, Arc::new(event)))

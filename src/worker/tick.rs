@@ -67,6 +67,7 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
     };
     let mut floors = Floors::default();
     let horizon = stream.look(spi, &mut floors);
+    let mut delivered = 0;
     course.retry_now();
     course.fill(spi, &horizon, &mut floors);
     course.fill_redelivery(spi);
@@ -75,10 +76,13 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
             // Nothing more is read: what the pass has read is what it delivers.
             course.has_more = false;
             while course.is_ready_now() {
-                match course.function_pass(spi, &horizon, &mut floors) {
-                    Ok(_) => course.has_more = false,
-                    Err(problem) => return (course.unsaved_delivered(), "failed", Some(problem)),
+                if let Err(problem) = course.function_pass(spi, &horizon, &mut floors) {
+                    return (delivered, "failed", Some(problem));
                 }
+                course.has_more = false;
+                delivered += course.unsaved_delivered();
+                // Saved in this very transaction.
+                course.committed();
             }
         }
         Target::Network => {
@@ -87,8 +91,8 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
             }
         }
     }
+    delivered += course.unsaved_delivered();
     course.save(spi);
-    let delivered = course.unsaved_delivered();
     match course.last_error() {
         Some(error) => (delivered, "failed", Some(error)),
         None if delivered > 0 => (delivered, "delivered", None),

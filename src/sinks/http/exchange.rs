@@ -98,6 +98,11 @@ impl Endpoint {
         })
     }
 
+    /// Whether the latest exchange left a connection to carry on with.
+    pub(super) fn is_connected(&self) -> bool {
+        self.kept.load(Ordering::Relaxed)
+    }
+
     /// Sends `message`, which holds `events`. Returns those that the answer reports as failed, with their places in `events`.
     pub(super) async fn send(
         &self,

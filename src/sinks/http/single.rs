@@ -44,6 +44,9 @@ pub(super) async fn deliver(
             halted: false,
         }),
     });
+    if !endpoint.is_connected() {
+        pass.probe().await;
+    }
     // Dropping the set ends the workers: a delivery that is given up leaves nothing running.
     let mut set = JoinSet::new();
     for _ in 1..workers {
@@ -98,16 +101,37 @@ impl Pass {
     async fn work(self: Arc<Self>) {
         while let Some(mut lane) = self.next_lane() {
             while let Some(index) = lane.pop_front() {
-                let event = &self.events[index];
-                let message = Message::single(event, &self.keys).await;
-                let alone = std::slice::from_ref(event);
-                let sent = self.endpoint.send(message, alone, &self.secrets).await;
-                if !self.state().record(index, sent) {
+                if !self.send(index).await {
                     self.state().hold(lane);
                     break;
                 }
             }
         }
+    }
+
+    /// Sends one event while no other is under way: when the endpoint is down, one request finds out as well as many; and
+    /// when it speaks HTTP/2, all later ones share the connection that this one opens.
+    async fn probe(&self) {
+        let Some(mut lane) = self.next_lane() else {
+            return;
+        };
+        let Some(index) = lane.pop_front() else {
+            return;
+        };
+        if self.send(index).await {
+            self.state().lanes.push_front(lane);
+        } else {
+            self.state().hold(lane);
+        }
+    }
+
+    /// Returns whether the next event of the same lane may be sent.
+    async fn send(&self, index: usize) -> bool {
+        let event = &self.events[index];
+        let message = Message::single(event, &self.keys).await;
+        let alone = std::slice::from_ref(event);
+        let sent = self.endpoint.send(message, alone, &self.secrets).await;
+        self.state().record(index, sent)
     }
 
     fn next_lane(&self) -> Option<VecDeque<usize>> {
@@ -125,7 +149,7 @@ impl Pass {
 }
 
 impl State {
-    /// Notes what came of one event. Returns whether the next of its lane may be sent.
+    /// Notes what came of one event. Returns whether the next event of the same lane may be sent.
     fn record(&mut self, index: usize, sent: Result<Vec<Failure>, Setback>) -> bool {
         let (fate, on) = match sent {
             Ok(failures) => {
