@@ -60,7 +60,7 @@ begin
             txid    xid8 not null default pg_current_xact_id(),
             seq     bigint generated always as identity primary key,
             id      text default outbox.new_id(),
-            topic   text not null,
+            topic   text not null check (topic <> ''),
             source  text,
             subject text,
             tenant  text default nullif(current_setting('outbox.tenant', true), ''),

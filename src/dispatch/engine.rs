@@ -164,7 +164,7 @@ impl<T: Item> Engine<T> {
             .policy
             .batch_size
             .saturating_mul(4)
-            .saturating_sub(self.len());
+            .saturating_sub(self.queue.events());
         if self.attempts() == 0 {
             return for_batches;
         }
@@ -177,7 +177,8 @@ impl<T: Item> Engine<T> {
         self.in_flight.clone()
     }
 
-    /// What to do now. A step to deliver puts those events in flight; until
+    /// What to do now; to be asked without delay after an outcome and a read, as a test decides
+    /// best on what is tried right after it. A step to deliver puts those events in flight; until
     /// [`outcome`](Self::outcome) or [`abandon`](Self::abandon), nothing more is handed over.
     pub fn next(&mut self, now: Time) -> Step {
         if self.in_flight.is_some() || self.queue.is_empty() {
@@ -205,8 +206,10 @@ impl<T: Item> Engine<T> {
                     return Step::Wait(until);
                 }
                 let untried = self.queue.untried_before(self.sizing.suspects_end());
-                self.queue
-                    .first_batch(self.sizing.limit(self.policy.batch_size, untried))
+                self.queue.first_batch(
+                    self.sizing.limit(self.policy.batch_size, untried),
+                    self.policy.batch_size,
+                )
             }
         };
         self.in_flight = Some(range.clone());

@@ -11,7 +11,8 @@
 //!   no wait in between, it failed once more; or when the sink itself named it and said that no
 //!   retry can help.
 //! - *A bad event stops nobody for long*, as long as one of the [`NEIGHBOURS`] pending events
-//!   behind it is a good one.
+//!   behind it is a good one. Each verdict needs a good one of its own: what went through before
+//!   says nothing about the sink now.
 //! - *Nothing is handed over out of order*, but for the single events that are tried to tell a bad
 //!   event from an outage.
 
@@ -32,6 +33,7 @@ pub use backoff::Time;
 pub use checkpoint::Checkpoint;
 pub use engine::{Engine, Step};
 pub use health::Health;
+#[cfg(test)]
 pub use neighbours::NEIGHBOURS;
 pub use outcome::{Failure, Outcome, Refusal};
 pub use policy::Policy;

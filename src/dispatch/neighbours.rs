@@ -76,14 +76,14 @@ impl Neighbours {
 }
 
 /// How many events a test has to choose from.
-pub(super) fn available<T>(queue: &Queue<T>) -> usize {
+pub(super) fn available<T: Item>(queue: &Queue<T>) -> usize {
     candidates(queue).len()
 }
 
 /// The nearest pending events behind the head. Those that the sink named as failing while it took
 /// others say nothing by failing again, so they come in only where there is nothing else: many of
 /// them must not hide a good one.
-fn candidates<T>(queue: &Queue<T>) -> Vec<(usize, &Entry<T>)> {
+fn candidates<T: Item>(queue: &Queue<T>) -> Vec<(usize, &Entry<T>)> {
     let unnamed: Vec<_> = queue
         .behind_head()
         .filter(|(_, entry)| !entry.named)

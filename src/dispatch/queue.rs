@@ -120,21 +120,29 @@ impl<T> Entry<T> {
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     entries: VecDeque<Entry<T>>,
+    /// How many events the entries stand for.
+    events: usize,
     /// What is known of the head before it is pushed: after a restart.
     awaited: Trial,
 }
 
-impl<T> Queue<T> {
+impl<T: Item> Queue<T> {
     /// Empty; `awaited` belongs to the first event that will be pushed.
     pub(super) fn new(awaited: Trial) -> Self {
         Queue {
             entries: VecDeque::new(),
+            events: 0,
             awaited,
         }
     }
 
     pub(super) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// How many events the entries stand for.
+    pub(super) fn events(&self) -> usize {
+        self.events
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -147,6 +155,7 @@ impl<T> Queue<T> {
         } else {
             Trial::default()
         };
+        self.events += item.weight();
         self.entries.push_back(Entry {
             item,
             mark: Mark::Pending,
@@ -199,14 +208,19 @@ impl<T> Queue<T> {
             .count()
     }
 
-    /// What can be handed over from the head on, in one piece: untried events only, at most
-    /// `limit`; or a head that has failed before, alone.
-    pub(super) fn first_batch(&self, limit: usize) -> Range<usize> {
+    /// What can be handed over from the head on, in one piece: untried entries only, at most
+    /// `limit` of them, and no more than `room` events unless the first stands for more; or a head
+    /// that has failed before, alone.
+    pub(super) fn first_batch(&self, limit: usize, room: usize) -> Range<usize> {
+        let mut events = 0usize;
         let run = self
             .entries
             .iter()
             .take(limit)
-            .take_while(|entry| entry.is_untried())
+            .take_while(|entry| {
+                events = events.saturating_add(entry.item.weight());
+                entry.is_untried() && events <= room
+            })
             .count();
         0..run.max(1)
     }
@@ -226,6 +240,11 @@ impl<T> Queue<T> {
             .iter()
             .take_while(|entry| !entry.is_pending())
             .count();
-        self.entries.drain(..decided).map(Entry::settle).collect()
+        let settled: Vec<_> = self.entries.drain(..decided).map(Entry::settle).collect();
+        self.events -= settled
+            .iter()
+            .map(|settled| settled.item.weight())
+            .sum::<usize>();
+        settled
     }
 }

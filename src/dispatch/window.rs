@@ -115,11 +115,6 @@ impl Place {
             ..self
         }
     }
-
-    /// The order in which a cursor moves.
-    pub fn order(&self) -> (i64, Mark) {
-        (self.window.number, self.mark)
-    }
 }
 
 /// Samples of a stream's sequence, taken to bound windows from below.

@@ -8,7 +8,7 @@ use std::io::Write;
 use super::{Event, extensions, rfc3339, uri_reference};
 
 /// The `source` of an event that has none: CloudEvents requires one, and this one claims nothing about the event.
-const DEFAULT_SOURCE: &str = "outbox";
+pub(super) const DEFAULT_SOURCE: &str = "outbox";
 
 /// Appends `event` as one JSON object.
 ///

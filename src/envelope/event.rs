@@ -32,7 +32,7 @@ pub(crate) struct Event {
 pub(crate) struct Part {
     /// From 1 to `count`.
     pub(crate) index: u32,
-    /// How many events of the transaction the sink gets.
+    /// How many events the transaction has in the stream, whether the sink wants them or not.
     pub(crate) count: u32,
 }
 

@@ -78,7 +78,6 @@ impl<T> OrRaise<T> for Result<T, Complaint> {
 pub(crate) struct PgError {
     pub(crate) code: PgSqlErrorCode,
     pub(crate) message: String,
-    pub(crate) detail: Option<String>,
 }
 
 impl PgError {
@@ -91,7 +90,6 @@ impl PgError {
             } => Self {
                 code: report.sql_error_code(),
                 message: report.message().to_owned(),
-                detail: report.detail().map(str::to_owned),
             },
         }
     }

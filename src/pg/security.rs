@@ -118,11 +118,6 @@ pub(crate) fn has_rights_of(role: pg_sys::Oid, of: pg_sys::Oid) -> bool {
     unsafe { pg_sys::has_privs_of_role(role, of) }
 }
 
-pub(crate) fn is_superuser(role: pg_sys::Oid) -> bool {
-    // SAFETY: as above.
-    unsafe { pg_sys::superuser_arg(role) }
-}
-
 /// Checks that an expression is one expression: nothing before it, nothing behind it.
 pub(crate) fn is_single_select(sql: &str) -> Result<(), Complaint> {
     let text = std::ffi::CString::new(sql)

@@ -28,8 +28,6 @@ pub(crate) enum Arg<'a> {
     Xid(u64),
     /// xid8[].
     Xids(&'a [u64]),
-    /// bigint[].
-    Seqs(&'a [i64]),
     /// pg_snapshot, as text.
     Snapshot(Option<&'a str>),
     /// timestamptz, microseconds since the Unix epoch.
@@ -78,7 +76,6 @@ impl Arg<'_> {
             Arg::Json(_) | Arg::RawJson(_) => pg_sys::JSONBOID,
             Arg::Xid(_) => pg_sys::XID8OID,
             Arg::Xids(_) => pg_sys::XID8ARRAYOID,
-            Arg::Seqs(_) => pg_sys::INT8ARRAYOID,
             Arg::Snapshot(_) => pg_sys::PG_SNAPSHOTOID,
             Arg::Time(_) => pg_sys::TIMESTAMPTZOID,
             Arg::Records(_, element) => array_of(*element),
@@ -96,8 +93,7 @@ impl Arg<'_> {
             Arg::Json(value) => value.map(|text| input(pg_sys::JSONBOID, text)),
             Arg::RawJson(value) => *value,
             Arg::Xid(value) => Some(pg_sys::Datum::from(*value)),
-            Arg::Xids(values) => Some(fixed_array(values, pg_sys::XID8OID)),
-            Arg::Seqs(values) => Some(fixed_array(values, pg_sys::INT8OID)),
+            Arg::Xids(values) => Some(xid_array(values)),
             Arg::Snapshot(value) => value.map(|text| input(pg_sys::PG_SNAPSHOTOID, text)),
             Arg::Time(value) => value.map(|unix| pg_sys::Datum::from(to_pg_time(unix))),
             Arg::Records(records, element) => Some(record_array(records, *element)),
@@ -118,25 +114,22 @@ fn input(oid: pg_sys::Oid, text: &str) -> pg_sys::Datum {
     }
 }
 
-fn fixed_array<T: Copy>(values: &[T], element: pg_sys::Oid) -> pg_sys::Datum
-where
-    pg_sys::Datum: From<T>,
-{
+fn xid_array(values: &[u64]) -> pg_sys::Datum {
     let mut datums = values
         .iter()
-        .map(|&value| pg_sys::Datum::from(value))
+        .map(|&xid| pg_sys::Datum::from(xid))
         .collect::<Vec<_>>();
-    // SAFETY: both element types are eight bytes, passed by value, aligned as double.
+    // SAFETY: xid8 is eight bytes, passed by value, aligned as double.
     unsafe {
         let array = pg_sys::construct_array(
             datums.as_mut_ptr(),
             datums.len() as i32,
-            element,
+            pg_sys::XID8OID,
             8,
             true,
             b'd' as std::ffi::c_char,
         );
-        <pg_sys::Datum as From<*mut pg_sys::ArrayType>>::from(array)
+        pg_sys::Datum::from(array)
     }
 }
 

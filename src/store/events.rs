@@ -204,10 +204,19 @@ pub(crate) fn from_record(spi: &Spi, record: &Record, stream: &Stream) -> Option
     .map(|found| found.event)
 }
 
-/// A value of type outbox.event for an event that is in no table any more.
-pub(crate) fn to_record(spi: &Spi, event: &Event) -> Record {
+/// A value of type outbox.event for an event that was set aside: its row with this payload, or, where the row is gone, what is left
+/// of it.
+pub(crate) fn to_record(spi: &Spi, stream: &Stream, event: &Event) -> Record {
+    let sql = format!(
+        r#"(select row(e.txid, e.seq, outbox.event_id(e.id, $11, e.txid, e.seq, e."time"), e.topic, e.source, e.subject, e.tenant,
+                       e."time", $9, e.headers)::outbox.event
+              from {} e where e.seq = $2 and e.txid = $1)
+           union all
+           (select row($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::outbox.event) limit 1"#,
+        stream.relation
+    );
     spi.read(
-        "select row($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)::outbox.event",
+        &sql,
         &[
             Arg::Xid(event.position.txid),
             Arg::I64(Some(event.position.seq)),
@@ -219,6 +228,7 @@ pub(crate) fn to_record(spi: &Spi, event: &Event) -> Record {
             Arg::Time(Some(event.time)),
             Arg::Json(event.payload.as_deref()),
             Arg::Json(event.headers.as_deref()),
+            Arg::Text(Some(&stream.name)),
         ],
     )
     .first(|row| row.record(0))

@@ -539,7 +539,10 @@ impl Course {
         }
         self.fill_redelivery(spi);
         if let Some((_, event)) = self.next_redelivery() {
-            let outcome = call.deliver(&[events::to_record(spi, &event)], &[event.position.seq]);
+            let outcome = call.deliver(
+                &[events::to_record(spi, &self.reader.stream, &event)],
+                &[event.position.seq],
+            );
             self.redelivery.outcome(&outcome);
         }
         if self.unsaved.since.is_some() || self.save_due().is_some() {

@@ -63,7 +63,11 @@ impl Io {
         let thread = latch::without_signals(|| {
             std::thread::Builder::new()
                 .name("outbox io".to_owned())
-                .spawn(move || runtime.block_on(serve(incoming, reporter)))
+                .spawn(move || {
+                    runtime.block_on(serve(incoming, reporter));
+                    // A look-up of a name that hangs must not hold up the end of the process.
+                    runtime.shutdown_background();
+                })
         })?;
         Ok(Self {
             orders: Some(orders),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::now;
 use crate::dispatch::{Outcome, Time};
-use crate::envelope::{DEFAULT_SOURCE, Event, Position};
+use crate::envelope::{Event, Position, read_cloudevent};
 use crate::pg::spi::Spi;
 use crate::settings;
 use crate::store::dead_letters::{self, Queued};
@@ -70,7 +70,7 @@ impl Redelivery {
         let queued = self.queued.as_ref()?;
         self.serial += 1;
         let serial = SERIALS | self.serial;
-        let event = event_of(queued);
+        let event = read_cloudevent(&queued.event, queued.position);
         self.in_flight = Some(serial);
         Some((serial, Arc::new(event)))
     }
@@ -161,36 +161,4 @@ impl Redelivery {
 
 fn after(time: Time, wait: Duration) -> Time {
     Time(time.0 + u64::try_from(wait.as_millis()).unwrap_or(0))
-}
-
-/// The event of a dead letter, from the CloudEvent that was kept of it.
-fn event_of(queued: &Queued) -> Event {
-    let mut fields =
-        serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&queued.event)
-            .unwrap_or_default();
-    let mut take = |name: &str| match fields.remove(name) {
-        Some(serde_json::Value::String(text)) => Some(text),
-        _ => None,
-    };
-    let (id, topic, source) = (take("id"), take("type"), take("source"));
-    let (subject, tenant, time) = (take("subject"), take("tenant"), take("time"));
-    for known in ["specversion", "datacontenttype", "sequence"] {
-        take(known);
-    }
-    let time = time
-        .and_then(|time| time.parse::<jiff::Timestamp>().ok())
-        .map_or(0, jiff::Timestamp::as_microsecond);
-    let payload = fields.remove("data").map(|data| data.to_string());
-    Event {
-        position: queued.position,
-        id: id.unwrap_or_default(),
-        topic: topic.unwrap_or_default(),
-        source: source.filter(|source| source != DEFAULT_SOURCE),
-        subject,
-        tenant,
-        time,
-        payload,
-        headers: (!fields.is_empty()).then(|| serde_json::Value::Object(fields).to_string()),
-        part: None,
-    }
 }

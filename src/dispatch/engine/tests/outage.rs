@@ -1,7 +1,7 @@
 //! A sink that is down, for how long whoever.
 
-use super::super::super::{Health, Item, NEIGHBOURS, Policy, Time};
-use super::super::Step;
+use super::super::super::{Checkpoint, Health, Item, NEIGHBOURS, Policy, Time};
+use super::super::{Engine, Step};
 use super::sink::policy;
 use super::world::World;
 
@@ -140,6 +140,37 @@ fn an_event_that_never_failed_is_the_better_neighbour() {
         .map(|request| request.ids.start)
         .collect();
     assert_eq!(tried, [1, 1, 1, 1, 4, 1], "not 2 once more");
+}
+
+#[test]
+fn few_neighbours_take_turns() {
+    let mut world = failing(0..4);
+    while tested(&world).len() < 8 {
+        world.advance();
+    }
+    assert_eq!(tested(&world), [1, 2, 3, 1, 2, 3, 1, 2]);
+}
+
+#[test]
+fn a_round_has_an_end_even_if_its_events_are_out_of_reach() {
+    let mut world = failing(0..4);
+    world.engine = Engine::restore(
+        world.policy,
+        Checkpoint {
+            attempts: 5,
+            tested: (100..100 + NEIGHBOURS).collect(),
+            ..Checkpoint::default()
+        },
+    );
+    world.rewind();
+    world.requests(2);
+    assert_eq!(
+        world
+            .engine
+            .checkpoint()
+            .map(|checkpoint| checkpoint.tested),
+        Some(vec![1])
+    );
 }
 
 #[test]

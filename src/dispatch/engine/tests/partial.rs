@@ -103,6 +103,19 @@ fn many_named_events_do_not_hide_a_good_one() {
 }
 
 #[test]
+fn named_events_are_neighbours_when_there_are_no_others() {
+    let mut world = world(Style::Naming, 0..8);
+    world.write_many(8);
+    while world.engine.attempts() < 5 {
+        world.advance();
+    }
+    world.sink.poison.remove(&1);
+    world.requests(2);
+    assert_eq!(world.dead(), [(0, 5)]);
+    assert_eq!(world.fates.len(), 2);
+}
+
+#[test]
 fn every_event_named_is_still_no_reason_to_bisect() {
     let mut world = world(Style::Naming, 0..8);
     world.write_many(30);
