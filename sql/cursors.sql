@@ -20,6 +20,8 @@ create table outbox.cursors (
     handed_last_txid xid8,
     handed_last_seq  bigint,
     handed_events    bigint,
+    sample_seq   bigint,
+    sample_xid   xid8,
     delivered    bigint not null default 0,
     delivered_at timestamptz
 ) with (fillfactor = 40);
@@ -32,6 +34,7 @@ comment on column outbox.cursors.at_group is 'within the window, what is deliver
 comment on column outbox.cursors.floor is 'no event of the window that began after done lies at or below this seq';
 comment on column outbox.cursors.ceiling is 'no event of the window lies above this seq';
 comment on column outbox.cursors.next_floor is 'the floor of the window that follows';
+comment on column outbox.cursors.sample_seq is 'pull sinks: the sequence''s value at a moment when the next transaction id was sample_xid';
 comment on column outbox.cursors.handed_seq is 'pull sinks: the batch handed out and not yet acknowledged ends at (handed_group, handed_seq)';
 
 -- Positions of another cluster's transaction ids mean nothing here: re-base first. Costs one look at a table of one row.

@@ -149,6 +149,17 @@ impl Floors {
         self.samples.push(Sample { next_xid, seq });
     }
 
+    /// The sample that is the next to come true for snapshots after one with this `xmax`, as (seq, next id): worth keeping by a
+    /// reader that keeps no others.
+    pub fn pending(&self, xmax: u64) -> Option<(i64, u64)> {
+        let pending = self
+            .samples
+            .iter()
+            .find(|sample| sample.next_xid > xmax)
+            .or(self.samples.last())?;
+        Some((pending.seq, pending.next_xid))
+    }
+
     /// The highest floor known for windows that follow a snapshot with this `xmax`. Forgets what it
     /// supersedes.
     pub fn below(&mut self, xmax: u64) -> Option<i64> {

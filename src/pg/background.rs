@@ -90,6 +90,24 @@ pub(crate) fn begin_dispatcher(database: pg_sys::Oid) {
     }
 }
 
+/// The commit of the open transaction need not be flushed: if a crash undoes it, the cursor stands where it stood, and what was
+/// delivered since is delivered again.
+pub(crate) fn relax_commit() {
+    // SAFETY: static strings; it ends with the transaction.
+    unsafe {
+        pg_sys::set_config_option(
+            c"synchronous_commit".as_ptr(),
+            c"off".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_LOCAL,
+            true,
+            0,
+            false,
+        );
+    }
+}
+
 /// What the worker shows in pg_stat_activity: a query when busy, or that it is idle.
 pub(crate) fn report_activity(activity: Option<&str>) {
     let text = activity.and_then(|text| CString::new(text).ok());

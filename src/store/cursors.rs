@@ -13,6 +13,8 @@ pub(crate) struct Saved {
     pub(crate) pair: Position,
     /// Pull sinks: the batch handed out and not yet acknowledged.
     pub(crate) handed: Option<Handed>,
+    /// Pull sinks: a sample of the sequence and the transaction id read after it (see [`crate::dispatch::Floors`]).
+    pub(crate) sample: Option<(i64, u64)>,
 }
 
 /// A batch that a pull sink's consumer holds.
@@ -56,6 +58,7 @@ fn saved(row: &Row) -> Option<Saved> {
             seq: row.i64(9)?,
         },
         handed: handed(row),
+        sample: row.i64(15).zip(row.xid(16)),
     })
 }
 
@@ -77,7 +80,8 @@ fn handed(row: &Row) -> Option<Handed> {
 pub(crate) fn load(spi: &Spi, sink: &str, lock: bool) -> Option<Saved> {
     let sql = format!(
         "select window_no, done::text, upto::text, at_group, at_seq, floor, ceiling, next_floor, txid, seq,
-                handed_group, handed_seq, handed_last_txid, handed_last_seq, handed_events
+                handed_group, handed_seq, handed_last_txid, handed_last_seq, handed_events,
+                sample_seq, sample_xid
            from outbox.cursors where name = $1{}",
         if lock { " for update" } else { "" }
     );
@@ -153,14 +157,20 @@ pub(crate) fn save(spi: &Spi, sink: &str, place: &Place, pair: Position, deliver
     }
 }
 
-/// Remembers the batch that a pull sink's consumer was handed, and the window it lies in.
-pub(crate) fn hand_out(spi: &Spi, sink: &str, place: &Place, handed: &Handed) {
+/// Remembers the batch that a pull sink's consumer was handed, the window it lies in, and a sample for the windows to come.
+pub(crate) fn hand_out(
+    spi: &Spi,
+    sink: &str,
+    place: &Place,
+    handed: &Handed,
+    sample: Option<(i64, u64)>,
+) {
     let window = &place.window;
     spi.write(
         "update outbox.cursors c
             set window_no = $2, done = $3, upto = $4, at_group = $5, at_seq = $6, floor = $7, ceiling = $8, next_floor = $9,
                 handed_group = $10, handed_seq = $11, handed_last_txid = $12, handed_last_seq = $13, handed_events = $14,
-                updated_at = clock_timestamp()
+                sample_seq = $15, sample_xid = $16, updated_at = clock_timestamp()
           where c.name = $1",
         &[
             Arg::Text(Some(&name_of(sink))),
@@ -177,6 +187,8 @@ pub(crate) fn hand_out(spi: &Spi, sink: &str, place: &Place, handed: &Handed) {
             Arg::Xid(handed.last.txid),
             Arg::I64(Some(handed.last.seq)),
             Arg::I64(Some(handed.events)),
+            Arg::I64(sample.map(|(seq, _)| seq)),
+            Arg::Xid(sample.map_or(0, |(_, next_xid)| next_xid)),
         ],
     );
 }

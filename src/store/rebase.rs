@@ -163,7 +163,8 @@ fn write_cursor(spi: &Spi, name: &str, of_sink: bool, place: &Place, x: u64, see
         spi.write(
             "update outbox.cursors
                 set window_no = $2, done = $3, upto = $4, at_group = $5, at_seq = $6, floor = $7, ceiling = $8, next_floor = $9,
-                    handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null
+                    handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null,
+                    sample_seq = null, sample_xid = null
               where name = $1",
             &[
                 Arg::Text(Some(name)),

@@ -487,6 +487,11 @@ impl Course {
             .map(|time| until(time, at))
     }
 
+    /// Whether a read could find a queued dead letter.
+    pub(crate) fn wants_to_look_for_redeliveries(&self) -> bool {
+        self.is_flowing() && self.redelivery.wants_to_look()
+    }
+
     /// Reads the next queued dead letter, if there may be one.
     pub(crate) fn fill_redelivery(&mut self, spi: &Spi) {
         self.redelivery.fill(spi, &self.sink.id);

@@ -69,6 +69,10 @@ pub(super) struct Dispatcher {
     seen: BTreeMap<String, Seen>,
     /// Something may have been committed since the last look.
     stale: bool,
+    /// The extension is being dropped or altered just now.
+    held: bool,
+    /// A changed sink has a delivery in flight: it is looked at again once that is over.
+    changing: bool,
     next_look: Instant,
     next_wanted_check: Instant,
     /// The next transaction id at the last look: if it is the same, nothing has been committed but what was running then.
@@ -108,6 +112,8 @@ impl Dispatcher {
             floors: BTreeMap::new(),
             seen: BTreeMap::new(),
             stale: true,
+            held: false,
+            changing: false,
             next_look: now,
             next_wanted_check: now + WANTED_CHECK,
             looked_at_xid: 0,
@@ -172,7 +178,11 @@ impl Dispatcher {
 
     fn take_reports(&mut self) {
         let Some(io) = &self.io else { return };
-        for report in io.reports() {
+        let reports = io.reports();
+        if !reports.is_empty() && std::mem::take(&mut self.changing) {
+            self.stale = true;
+        }
+        for report in reports {
             let Some(course) = self.courses.get_mut(&report.sink) else {
                 continue;
             };
@@ -186,7 +196,8 @@ impl Dispatcher {
 
     /// Whether a look can find anything that the last one did not.
     fn look_is_due(&mut self) -> bool {
-        if self.stale {
+        let at = now();
+        if self.stale || self.waiting.values().any(|waiting| waiting.again <= at) {
             return true;
         }
         if Instant::now() < self.next_look {
@@ -195,7 +206,6 @@ impl Dispatcher {
         self.next_look = Instant::now() + self.poll_interval();
         catalog::next_xid() != self.looked_at_xid
             || self.courses.values().any(Course::awaits_transactions)
-            || self.waiting.values().any(|waiting| waiting.again <= now())
     }
 
     fn poll_interval(&self) -> Duration {
@@ -225,10 +235,11 @@ impl Dispatcher {
             let Some(extension) = catalog::extension() else {
                 return Some(End::NoExtension);
             };
-            if !lock::hold_extension(extension) {
-                self.next_look = Instant::now() + HELD_RETRY;
+            self.held = !lock::hold_extension(extension);
+            if self.held {
                 return None;
             }
+            background::relax_commit();
             security::as_extension(|| {
                 connected(|spi| {
                     if look {
@@ -280,10 +291,9 @@ impl Dispatcher {
         }
         self.committed();
         if !failed {
-            // The look itself failed: not at full speed again.
-            self.next_look = Instant::now() + settings::retry_min();
-            self.stale = false;
-            latch::wait(Some(HELD_RETRY), None);
+            // The look itself failed: again, but not at full speed.
+            self.stale = true;
+            self.held = true;
         }
     }
 
@@ -332,14 +342,15 @@ impl Dispatcher {
 
     fn reconcile(&mut self, spi: &Spi, versions: &[Version]) {
         let is_current = |id: &str| versions.iter().find(|version| version.id == id);
-        let changed = self
-            .courses
-            .iter()
-            .filter(|(id, course)| {
-                !is_current(id).is_some_and(|version| course.is_version(version))
-            })
-            .map(|(id, _)| id.clone())
-            .collect::<Vec<_>>();
+        // What is in flight to a sink that goes on is waited for, or it would be delivered twice for a mere change of settings.
+        let mut changed = Vec::new();
+        for (id, course) in &self.courses {
+            match is_current(id) {
+                Some(version) if course.is_version(version) => {}
+                Some(_) if course.is_in_flight() => self.changing = true,
+                _ => changed.push(id.clone()),
+            }
+        }
         for id in &changed {
             if let Some(mut course) = self.courses.remove(id) {
                 // What it delivered is not to be delivered again by its successor.
@@ -377,6 +388,10 @@ impl Dispatcher {
             }
             Taken::Leased => self.wait_for(version, LEASE_RETRY, 0),
             Taken::Unfit(sink, problem) => self.set_aside(spi, &sink.id, version, &problem),
+            // Nothing to do until it changes; the process of a single sink ends.
+            Taken::Paused | Taken::Pull if self.only.is_none() => {
+                self.wait_for(version, Duration::MAX, 0);
+            }
             Taken::Paused | Taken::Pull | Taken::Gone => {
                 self.waiting.remove(&version.id);
             }
@@ -384,7 +399,8 @@ impl Dispatcher {
     }
 
     fn wait_for(&mut self, version: &Version, wait: Duration, failures: u32) {
-        let again = Time(now().0 + u64::try_from(wait.as_millis()).unwrap_or(u64::MAX));
+        let wait = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let again = Time(now().0.saturating_add(wait));
         self.waiting.insert(
             version.id.clone(),
             Waiting {
@@ -587,6 +603,9 @@ impl Dispatcher {
         if busy || self.stale {
             timeout = Duration::ZERO;
         }
+        if self.held {
+            timeout = HELD_RETRY;
+        }
         if !busy {
             self.report("");
         }
@@ -635,6 +654,7 @@ impl Dispatcher {
 fn needs_transaction(course: &Course, at: Time) -> bool {
     (matches!(course.target, Target::Network) && course.wants_to_read())
         || course.save_due().is_some_and(|due| due <= at)
+        || course.wants_to_look_for_redeliveries()
 }
 
 /// What a course does within a transaction: reads ahead, and saves what is due.

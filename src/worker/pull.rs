@@ -35,6 +35,9 @@ pub(crate) fn poll(
         return Ok(());
     };
     let mut floors = Floors::default();
+    if let Some((seq, next_xid)) = cursor.sample {
+        floors.sample(seq, next_xid);
+    }
     let horizon = stream.look(spi, &mut floors);
     let mut reader = Reader::new(
         spi,
@@ -84,7 +87,13 @@ pub(crate) fn poll(
             })
         };
         if let Some(handed) = handed {
-            cursors::hand_out(spi, &sink.id, &before, &handed);
+            cursors::hand_out(
+                spi,
+                &sink.id,
+                &before,
+                &handed,
+                floors.pending(before.window.upto.xmax()),
+            );
             return Ok(());
         }
     }

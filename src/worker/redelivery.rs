@@ -53,9 +53,14 @@ impl Redelivery {
         self.look = true;
     }
 
+    /// Whether a read could find one.
+    pub(crate) fn wants_to_look(&self) -> bool {
+        self.look && self.queued.is_none() && self.news.is_none()
+    }
+
     /// Reads the next queued letter if none is at hand.
     pub(crate) fn fill(&mut self, spi: &Spi, sink: &str) {
-        if self.look && self.queued.is_none() && self.news.is_none() {
+        if self.wants_to_look() {
             self.queued = dead_letters::first_queued(spi, sink);
             self.look = false;
         }
@@ -151,7 +156,7 @@ impl Redelivery {
 
     /// When it wants the next look.
     pub(crate) fn due(&self) -> Option<Time> {
-        if self.look && self.queued.is_none() {
+        if self.wants_to_look() {
             return Some(Time(0));
         }
         (self.queued.is_some() && self.in_flight.is_none())
