@@ -45,10 +45,14 @@ comment on column outbox.sink_health.checkpoint is 'the dispatch engine''s memor
 create table outbox.secrets (
     name       text primary key check (name ~ '^[A-Za-z0-9._@-]{1,100}$'),
     "values"   text[] not null,
-    version    bigint not null default 1,
+    -- The transaction that set it: a secret that is forgotten and set again is another one.
+    version    bigint not null default pg_current_xact_id()::text::bigint,
     updated_at timestamptz not null default now()
 );
 comment on table outbox.secrets is 'values by which sinks sign; readable by superusers alone, and left out of dumps';
+comment on column outbox.secrets.version is 'differs after each change: a running dispatcher reads the values again before its next delivery';
+
+create trigger outbox_wake after insert or update or delete on outbox.secrets for each statement execute function outbox.wake();
 
 create function outbox.create_sink(
     id         text,

@@ -17,8 +17,8 @@ pub(crate) fn values(spi: &Spi, name: &str) -> Vec<String> {
 pub(crate) fn set(spi: &Spi, name: &str, values: Option<&[String]>) {
     match values {
         Some(values) => spi.write(
-            r#"insert into outbox.secrets as s (name, "values") values ($1, $2)
-               on conflict (name) do update set "values" = excluded."values", version = s.version + 1, updated_at = now()"#,
+            r#"insert into outbox.secrets (name, "values") values ($1, $2)
+               on conflict (name) do update set "values" = excluded."values", version = excluded.version, updated_at = now()"#,
             &[Arg::Text(Some(name)), Arg::Texts(Some(values))],
         ),
         None => spi.write("delete from outbox.secrets where name = $1", &[Arg::Text(Some(name))]),
