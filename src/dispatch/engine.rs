@@ -184,32 +184,34 @@ impl<T: Item> Engine<T> {
         if self.in_flight.is_some() || self.queue.is_empty() {
             return Step::Idle;
         }
-        let longest = self.policy.retry_max;
-        if let Some(until) = remaining(&mut self.not_before, now, longest) {
-            return Step::Wait(until);
-        }
-        if self.attempts() < self.policy.poison_attempts {
-            self.phase = Phase::Advance;
-        }
         let neighbour = match self.phase {
             Phase::Test => self.neighbours.choose(&self.queue),
             Phase::Advance | Phase::Decide => None,
         };
+        // Without a neighbour the head goes on waiting; one that comes later must not cut the wait
+        // short.
+        let alone = self.phase == Phase::Test && neighbour.is_none();
+        if alone || self.attempts() < self.policy.poison_attempts {
+            self.phase = Phase::Advance;
+        }
+        let longest = self.policy.retry_max;
+        let asked_for = remaining(&mut self.not_before, now, longest);
+        let backed_off = remaining(&mut self.queue.head_trial_mut().due, now, longest);
+        let until = match self.phase {
+            Phase::Advance => asked_for.max(backed_off),
+            Phase::Test | Phase::Decide => asked_for,
+        };
+        if let Some(until) = until {
+            return Step::Wait(until);
+        }
         let range = match (self.phase, neighbour) {
-            (Phase::Decide, _) => 0..1,
             (Phase::Test, Some(offset)) => offset..offset + 1,
-            // Without a neighbour the head goes on waiting; one that comes later must not cut the
-            // wait short.
-            (Phase::Test, None) | (Phase::Advance, _) => {
-                self.phase = Phase::Advance;
-                if let Some(until) = remaining(&mut self.queue.head_trial_mut().due, now, longest) {
-                    return Step::Wait(until);
-                }
+            (Phase::Test, None) | (Phase::Decide, _) => 0..1,
+            (Phase::Advance, _) => {
                 let untried = self.queue.untried_before(self.sizing.suspects_end());
-                self.queue.first_batch(
-                    self.sizing.limit(self.policy.batch_size, untried),
-                    self.policy.batch_size,
-                )
+                let room = self.policy.batch_size;
+                self.queue
+                    .first_batch(self.sizing.limit(room, untried), room)
             }
         };
         self.in_flight = Some(range.clone());
@@ -269,12 +271,15 @@ impl<T: Item> Engine<T> {
         }
     }
 
-    /// Until when nothing is handed over; a time that has passed means that the next step will do
-    /// something. `None` while a delivery is in flight.
+    /// Until when nothing is handed over. `None`, or a time that has passed: the next step may do
+    /// something. Always `None` while a delivery is in flight. It takes no account of a clock that
+    /// went back: only [`next`](Self::next) draws such a time in.
     pub fn next_attempt_at(&self) -> Option<Time> {
-        match self.in_flight {
-            Some(_) => None,
-            None => self.due(),
+        match (&self.in_flight, self.phase) {
+            (Some(_), _) => None,
+            (None, Phase::Advance) => self.due(),
+            // A test and a decision do not wait for the head's back-off.
+            (None, Phase::Test | Phase::Decide) => self.not_before,
         }
     }
 

@@ -10,9 +10,9 @@
 //!   [`Policy::poison_attempts`] times by itself, then another event went through, and then, with
 //!   no wait in between, it failed once more; or when the sink itself named it and said that no
 //!   retry can help.
-//! - *A bad event stops nobody for long*, as long as one of the [`NEIGHBOURS`] pending events
-//!   behind it is a good one. Each verdict needs a good one of its own: what went through before
-//!   says nothing about the sink now.
+//! - *A bad event stops nobody for long*, as long as one of the 16 pending events behind it is a
+//!   good one. Each verdict needs a good one of its own: what went through before says nothing
+//!   about the sink now.
 //! - *Nothing is handed over out of order*, but for the single events that are tried to tell a bad
 //!   event from an outage.
 
@@ -33,8 +33,6 @@ pub use backoff::Time;
 pub use checkpoint::Checkpoint;
 pub use engine::{Engine, Step};
 pub use health::Health;
-#[cfg(test)]
-pub use neighbours::NEIGHBOURS;
 pub use outcome::{Failure, Outcome, Refusal};
 pub use policy::Policy;
 pub use queue::{Fate, Item, Settled};

@@ -4,7 +4,7 @@
 use super::queue::{Entry, Item, Queue};
 
 /// How many pending events behind the head are tried before the first is tried again.
-pub const NEIGHBOURS: usize = 16;
+pub(super) const NEIGHBOURS: usize = 16;
 
 /// The tests on behalf of one head, in rounds.
 #[derive(Debug, Default)]

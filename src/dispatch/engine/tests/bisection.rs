@@ -181,6 +181,14 @@ fn the_batch_size_may_change_at_any_time() {
 }
 
 #[test]
+fn items_that_stand_for_several_events_fill_a_batch_sooner() {
+    let mut world = World::new(policy(4), []);
+    world.write_weighted([2, 2, 2, 9, 1, 3, 1].map(|weight| (0, weight)));
+    world.drain(5);
+    assert_eq!(sizes(&world), [2, 1, 1, 2, 1]);
+}
+
+#[test]
 fn an_outcome_that_nothing_waits_for_is_ignored() {
     let mut world = World::new(policy(4), []);
     world.write_many(4);

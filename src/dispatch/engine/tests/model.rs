@@ -15,7 +15,7 @@ use super::world::World;
 #[derive(Clone, Debug)]
 enum Move {
     Step,
-    Write(Vec<usize>),
+    Write(Vec<(usize, usize)>),
     Toggle,
     Speak(Style),
     Jump(i64),
@@ -26,7 +26,7 @@ enum Move {
     RetryNow,
     Abandon,
     /// While a delivery is in flight, events arrive and somebody changes the sink.
-    Meanwhile(Vec<usize>, Policy),
+    Meanwhile(Vec<(usize, usize)>, Policy),
 }
 
 /// When the sink may go down or come back.
@@ -57,10 +57,15 @@ fn styles() -> impl Strategy<Value = Style> {
     prop_oneof![3 => Just(Style::Mute), 2 => Just(Style::Naming), 1 => Just(Style::Judging)]
 }
 
+/// Key and weight.
+fn items() -> impl Strategy<Value = (usize, usize)> {
+    (0..5_usize, prop_oneof![4 => Just(1_usize), 1 => 0..6_usize])
+}
+
 fn moves() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
         40 => Just(Move::Step),
-        6 => vec(0..5_usize, 1..12).prop_map(Move::Write),
+        6 => vec(items(), 1..12).prop_map(Move::Write),
         6 => Just(Move::Toggle),
         2 => styles().prop_map(Move::Speak),
         2 => (-100_000..100_000_i64).prop_map(Move::Jump),
@@ -70,7 +75,8 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         1 => Just(Move::Rewind),
         1 => Just(Move::RetryNow),
         2 => Just(Move::Abandon),
-        2 => (vec(0..5_usize, 0..5), policies()).prop_map(|(keys, policy)| Move::Meanwhile(keys, policy)),
+        2 => (vec(items(), 0..5), policies())
+            .prop_map(|(items, policy)| Move::Meanwhile(items, policy)),
     ];
     vec(one, 0..250)
 }
@@ -95,7 +101,7 @@ fn play(policy: Policy, poison: BTreeSet<usize>, moves: Vec<Move>, outages: Outa
             }
             Move::Toggle if outages == Outages::InWaits => toggle = !toggle,
             Move::Toggle => world.sink.up = !world.sink.up,
-            Move::Write(keys) => world.write(keys),
+            Move::Write(items) => world.write_weighted(items),
             Move::Speak(style) => world.sink.style = style,
             Move::Jump(by) => world.now = world.now.saturating_add_signed(by),
             Move::Ask(retry_after) => world.sink.retry_after = retry_after,
@@ -110,11 +116,11 @@ fn play(policy: Policy, poison: BTreeSet<usize>, moves: Vec<Move>, outages: Outa
                 }
                 world.abandon();
             }
-            Move::Meanwhile(keys, policy) => {
+            Move::Meanwhile(items, policy) => {
                 world.read();
                 if let Step::Deliver(range) = world.engine.next(Time(world.now)) {
                     let outcome = world.hand_over(range.clone());
-                    world.write(keys);
+                    world.write_weighted(items);
                     world.read();
                     world.retry_now();
                     world.report(range, &outcome);
@@ -148,11 +154,19 @@ fn settle(world: &mut World) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(500)
+    })]
 
     /// An outage that begins and ends while the engine waits kills nothing, whatever else happens.
     #[test]
-    fn only_poison_dies(policy in policies(), poison in poison(), style in styles(), moves in moves()) {
+    fn only_poison_dies(
+        policy in policies(),
+        poison in poison(),
+        style in styles(),
+        moves in moves(),
+    ) {
         let mut world = play(policy, poison, moves, Outages::InWaits);
         world.sink.style = style;
         settle(&mut world);
@@ -162,7 +176,12 @@ proptest! {
     /// One that begins at any moment can kill an event only right after another went through, and
     /// `World` has checked that this, and the failures before, is what happened.
     #[test]
-    fn everything_is_settled_once(policy in policies(), poison in poison(), style in styles(), moves in moves()) {
+    fn everything_is_settled_once(
+        policy in policies(),
+        poison in poison(),
+        style in styles(),
+        moves in moves(),
+    ) {
         let mut world = play(policy, poison, moves, Outages::Anywhere);
         world.sink.style = style;
         settle(&mut world);
@@ -170,7 +189,11 @@ proptest! {
 
     /// While the sink is down, a search and then two tries for each wait; the waits double.
     #[test]
-    fn an_outage_is_not_hammered(policy in policies(), written in 1..100_usize, deliveries in 10..80_usize) {
+    fn an_outage_is_not_hammered(
+        policy in policies(),
+        written in 1..100_usize,
+        deliveries in 10..80_usize,
+    ) {
         let mut world = World::new(policy, []);
         world.write_many(written);
         world.sink.up = false;

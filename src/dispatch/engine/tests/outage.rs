@@ -1,6 +1,9 @@
-//! A sink that is down, for how long whoever.
+//! A sink that is down, nobody knows for how long.
 
-use super::super::super::{Checkpoint, Health, Item, NEIGHBOURS, Policy, Time};
+use std::time::Duration;
+
+use super::super::super::neighbours::NEIGHBOURS;
+use super::super::super::{Checkpoint, Health, Item, Policy, Time};
 use super::super::{Engine, Step};
 use super::sink::policy;
 use super::world::World;
@@ -228,8 +231,24 @@ fn the_clock_may_jump() {
 }
 
 #[test]
+fn a_clock_that_went_back_draws_every_wait_in_at_once() {
+    let mut world = failing(0..3);
+    world.sink.retry_after = Some(Duration::from_secs(100));
+    world.step();
+    world.sink.retry_after = None;
+    world.now -= 900_000;
+    let longest = world.policy.retry_max.as_millis() as u64;
+    assert_eq!(world.advance(), Some(longest));
+    assert_eq!(
+        world.step(),
+        Step::Deliver(0..1),
+        "one wait, not one after the other"
+    );
+}
+
+#[test]
 fn a_policy_in_zero_time() {
-    let none = std::time::Duration::ZERO;
+    let none = Duration::ZERO;
     let mut world = World::new(
         Policy {
             retry_min: none,

@@ -91,8 +91,8 @@ fn a_checkpoint_of_another_version_is_read() {
     let read = |json: &str| serde_json::from_str::<Checkpoint>(json).expect("lenient");
     assert_eq!(read("{}"), Checkpoint::default());
     assert_eq!(read(r#"{"attempts": 3, "mood": ["low"]}"#).attempts, 3);
-    let odd = r#"{"attempts": 4294967295, "size": 0, "suspects": 18446744073709551615, "due": 18446744073709551615,
-        "tested": [0, 0, 18446744073709551615]}"#;
+    let odd = r#"{"attempts": 4294967295, "size": 0, "suspects": 18446744073709551615,
+        "due": 18446744073709551615, "tested": [0, 0, 18446744073709551615]}"#;
     let mut world = World::new(policy(8), []);
     world.engine = Engine::restore(world.policy, read(odd));
     world.write_many(20);

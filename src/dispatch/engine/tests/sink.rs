@@ -10,12 +10,17 @@ pub(super) struct Event {
     /// Its place in the source.
     pub(super) id: usize,
     pub(super) key: usize,
+    /// How many it stands for.
+    pub(super) weight: usize,
 }
 
 impl Item for Event {
     type Key = usize;
     fn key(&self) -> &usize {
         &self.key
+    }
+    fn weight(&self) -> usize {
+        self.weight
     }
 }
 

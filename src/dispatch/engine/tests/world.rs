@@ -57,9 +57,14 @@ impl World {
 
     /// Adds events with these keys to the source.
     pub(super) fn write(&mut self, keys: impl IntoIterator<Item = usize>) {
-        for key in keys {
+        self.write_weighted(keys.into_iter().map(|key| (key, 1)));
+    }
+
+    /// Adds items with these keys, and these numbers of events in each.
+    pub(super) fn write_weighted(&mut self, items: impl IntoIterator<Item = (usize, usize)>) {
+        for (key, weight) in items {
             let id = self.source.len();
-            self.source.push(Event { id, key });
+            self.source.push(Event { id, key, weight });
         }
     }
 
@@ -81,9 +86,13 @@ impl World {
     /// Reads, and makes one delivery if there is one to make now.
     pub(super) fn step(&mut self) -> Step {
         self.read();
+        let announced = self.engine.next_attempt_at();
         let step = self.engine.next(Time(self.now));
         match &step {
             Step::Deliver(range) => {
+                // But for a clock that went back, what was announced holds.
+                let longest = Time(self.now).after(self.policy.retry_max);
+                assert!(announced.is_none_or(|at| at.min(longest) <= Time(self.now)));
                 let outcome = self.hand_over(range.clone());
                 self.report(range.clone(), &outcome);
             }
@@ -91,6 +100,7 @@ impl World {
                 let decidable = self.engine.attempts() >= self.policy.poison_attempts;
                 assert!(!self.proven || !decidable, "no wait before a decision");
                 self.proven = false;
+                assert_eq!(self.engine.next_attempt_at(), Some(*until));
                 assert!(until.0 > self.now, "a wait lies ahead");
                 assert!(*until <= Time(self.now).after(self.policy.retry_max));
                 assert_eq!(
@@ -160,7 +170,9 @@ impl World {
             Step::Idle,
             "one delivery at a time"
         );
-        assert!(!ids.is_empty() && ids.len() <= self.policy.batch_size.max(1));
+        let weight: usize = ids.iter().map(|id| self.source[*id].weight).sum();
+        let batch_size = self.policy.batch_size.max(1);
+        assert!(ids.len() == 1 || (ids.len() <= batch_size && weight <= batch_size));
         assert!(
             ids.iter().all(|id| !self.through.contains(id)),
             "never again what went through"
