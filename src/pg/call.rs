@@ -51,7 +51,6 @@ impl TupleStore {
     pub(crate) fn of(call: pg_sys::FunctionCallInfo) -> Self {
         // SAFETY: the call is of a set-returning function; the server checks that the caller accepts a materialised set.
         unsafe {
-            #[cfg(not(any(feature = "pg13", feature = "pg14")))]
             pg_sys::InitMaterializedSRF(call, 0);
             Self {
                 info: (*call).resultinfo.cast(),

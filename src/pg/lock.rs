@@ -46,7 +46,7 @@ pub(crate) fn take_lease(number: i32) -> bool {
 /// Whether this session holds the lease. User code that runs in a worker can lose it: pg_advisory_unlock_all().
 pub(crate) fn holds_lease(number: i32) -> bool {
     // SAFETY: looks into this process' own lock table.
-    #[cfg(any(feature = "pg13", feature = "pg14", feature = "pg15", feature = "pg16"))]
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
     unsafe {
         pg_sys::LockHeldByMe(&lease_tag(number), EXCLUSIVE)
     }

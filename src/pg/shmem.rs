@@ -16,11 +16,11 @@ struct Place {
     latch: AtomicUsize,
 }
 
-impl Place {
-    const FREE: Place = Place {
+const fn free_place() -> Place {
+    Place {
         database: AtomicU32::new(0),
         latch: AtomicUsize::new(0),
-    };
+    }
 }
 
 struct Board {
@@ -47,7 +47,7 @@ static READY: AtomicBool = AtomicBool::new(false);
 fn new_board() -> Board {
     READY.store(true, Ordering::Relaxed);
     Board {
-        workers: [Place::FREE; PLACES],
+        workers: [const { free_place() }; PLACES],
         launcher: AtomicUsize::new(0),
         launcher_pid: AtomicI32::new(0),
         asked: [const { AtomicU32::new(0) }; PLACES],

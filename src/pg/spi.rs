@@ -152,18 +152,41 @@ fn record_array(records: &[Record], element: pg_sys::Oid) -> pg_sys::Datum {
     }
 }
 
+/// A kept plan, with the types of its parameters: those of composites change when the extension is made anew.
+struct Kept {
+    plan: pg_sys::SPIPlanPtr,
+    types: Vec<pg_sys::Oid>,
+}
+
 thread_local! {
-    static PLANS: RefCell<HashMap<String, pg_sys::SPIPlanPtr>> = RefCell::new(HashMap::new());
+    static PLANS: RefCell<HashMap<String, Kept>> = RefCell::new(HashMap::new());
 }
 
 fn plan(sql: &str, args: &[Arg]) -> pg_sys::SPIPlanPtr {
-    if let Some(plan) = PLANS.with_borrow(|plans| plans.get(sql).copied()) {
+    let fits = |kept: &Kept| {
+        args.iter()
+            .map(Arg::type_oid)
+            .eq(kept.types.iter().copied())
+    };
+    let kept = PLANS.with_borrow(|plans| {
+        plans
+            .get(sql)
+            .filter(|kept| fits(kept))
+            .map(|kept| kept.plan)
+    });
+    if let Some(plan) = kept {
         return plan;
     }
     let plan = prepare(sql, args);
     // SAFETY: a plan just prepared, moved out of the transaction's memory so that it outlives it.
     unsafe { pg_sys::SPI_keepplan(plan) };
-    PLANS.with_borrow_mut(|plans| plans.insert(sql.to_owned(), plan));
+    let types = args.iter().map(Arg::type_oid).collect();
+    let replaced =
+        PLANS.with_borrow_mut(|plans| plans.insert(sql.to_owned(), Kept { plan, types }));
+    if let Some(replaced) = replaced {
+        // SAFETY: a kept plan that nothing refers to any more.
+        unsafe { pg_sys::SPI_freeplan(replaced.plan) };
+    }
     plan
 }
 
@@ -203,11 +226,6 @@ impl Spi {
     /// Runs a statement with a kept plan and returns its rows.
     pub(crate) fn run(&self, mode: Mode, sql: &str, args: &[Arg]) -> Rows<'_> {
         self.execute(plan(sql, args), mode, args)
-    }
-
-    /// The same with a plan that is forgotten: for statements that hold what a user supplied.
-    pub(crate) fn run_once(&self, mode: Mode, sql: &str, args: &[Arg]) -> Rows<'_> {
-        self.execute(prepare(sql, args), mode, args)
     }
 
     /// Plans a statement without running it: raises what is wrong with it.

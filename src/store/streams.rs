@@ -9,6 +9,8 @@ use crate::pg::spi::{Row, Spi};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stream {
     pub(crate) name: String,
+    /// Of the table. A stream that is dropped and made again has another one, and numbers its events anew.
+    pub(crate) oid: u32,
     /// The table, qualified and quoted.
     pub(crate) relation: String,
     /// The sequence behind `seq`, qualified and quoted.
@@ -18,7 +20,7 @@ pub(crate) struct Stream {
 }
 
 const COLUMNS: &str = "s.name,
-       format('%I.%I', n.nspname, c.relname), format('%I.%I', qn.nspname, q.relname), s.pruned_seq
+       format('%I.%I', n.nspname, c.relname), format('%I.%I', qn.nspname, q.relname), s.pruned_seq, c.oid
   from outbox.streams s
   join pg_catalog.pg_class c on c.oid = s.relation join pg_catalog.pg_namespace n on n.oid = c.relnamespace
   join pg_catalog.pg_class q on q.oid = s.sequence join pg_catalog.pg_namespace qn on qn.oid = q.relnamespace";
@@ -29,6 +31,7 @@ fn stream(row: &Row) -> Stream {
         relation: row.text(1).unwrap_or_default(),
         sequence: row.text(2).unwrap_or_default(),
         pruned_seq: row.i64(3).unwrap_or(0),
+        oid: row.oid(4).map_or(0, |oid| oid.to_u32()),
     }
 }
 

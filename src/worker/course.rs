@@ -82,7 +82,7 @@ pub(crate) enum Taken {
     /// It was dropped.
     Gone,
     /// It cannot run as it is.
-    Unfit(SinkRow, String),
+    Unfit(String),
 }
 
 /// What is to be handed over.
@@ -102,7 +102,7 @@ pub(crate) enum Next {
     Deliver(Handover),
     /// The engine has learned something without a delivery: ask again.
     Again,
-    Wait(Time),
+    /// Nothing now; [`Course::due`] says when.
     Idle,
 }
 
@@ -121,12 +121,12 @@ impl Course {
         if !lock::take_lease(sink.number) {
             return Taken::Leased;
         }
-        match Self::load(spi, version, sink.clone()) {
+        match Self::load(spi, version, sink) {
             Ok(Some(course)) => Taken::Course(Box::new(course)),
             Ok(None) => Taken::Gone,
             Err(problem) => {
-                lock::give_lease_back(sink.number);
-                Taken::Unfit(sink, problem)
+                lock::give_lease_back(version.number);
+                Taken::Unfit(problem)
             }
         }
     }
@@ -231,8 +231,7 @@ impl Course {
             return Next::Idle;
         }
         match self.engine.next(at) {
-            Step::Wait(time) => Next::Wait(time),
-            Step::Idle => Next::Idle,
+            Step::Wait(_) | Step::Idle => Next::Idle,
             Step::Deliver(range) => match self.problem_in(&range) {
                 Some(error) => {
                     self.outcome(&Outcome::Failed(Refusal {
@@ -539,7 +538,7 @@ impl Course {
                     delivered = true;
                     break;
                 }
-                Next::Deliver(Handover::Network { .. }) | Next::Wait(_) | Next::Idle => break,
+                Next::Deliver(Handover::Network { .. }) | Next::Idle => break,
             }
         }
         self.fill_redelivery(spi);

@@ -65,7 +65,8 @@ pub(super) struct Dispatcher {
     waiting: BTreeMap<String, Waiting>,
     helpers: Helpers,
     maintenance: Maintenance,
-    pub(super) floors: BTreeMap<String, Floors>,
+    /// By the oid of the stream's table.
+    pub(super) floors: BTreeMap<u32, Floors>,
     seen: BTreeMap<String, Seen>,
     /// Something may have been committed since the last look.
     stale: bool,
@@ -327,7 +328,7 @@ impl Dispatcher {
         self.reconcile(spi, &versions);
         self.seen.clear();
         for stream in streams::all(spi) {
-            let horizon = stream.look(spi, self.floors.entry(stream.name.clone()).or_default());
+            let horizon = stream.look(spi, self.floors.entry(stream.oid).or_default());
             if self.only.is_none() {
                 self.maintenance.saw(&stream, &horizon);
             }
@@ -387,7 +388,7 @@ impl Dispatcher {
                 self.courses.insert(version.id.clone(), *course);
             }
             Taken::Leased => self.wait_for(version, LEASE_RETRY, 0),
-            Taken::Unfit(sink, problem) => self.set_aside(spi, &sink.id, version, &problem),
+            Taken::Unfit(problem) => self.set_aside(spi, version, &problem),
             // Nothing to do until it changes; the process of a single sink ends.
             Taken::Paused | Taken::Pull if self.only.is_none() => {
                 self.wait_for(version, Duration::MAX, 0);
@@ -412,7 +413,8 @@ impl Dispatcher {
     }
 
     /// A sink that cannot run as it is: says so, and is tried again when it changes, or after a while.
-    fn set_aside(&mut self, spi: &Spi, id: &str, version: &Version, problem: &str) {
+    fn set_aside(&mut self, spi: &Spi, version: &Version, problem: &str) {
+        let id = version.id.as_str();
         let failures = self
             .waiting
             .get(id)
@@ -446,9 +448,7 @@ impl Dispatcher {
         let version = course.version().clone();
         self.let_go(&course);
         let aside = transaction::run(|| {
-            security::as_extension(|| {
-                connected(|spi| self.set_aside(spi, &version.id, &version, problem))
-            });
+            security::as_extension(|| connected(|spi| self.set_aside(spi, &version, problem)));
         });
         if let Err(error) = aside {
             transaction::log(
@@ -501,7 +501,7 @@ impl Dispatcher {
                         io.deliver(id, serial, batch)
                     }
                     Next::Again => continue,
-                    Next::Deliver(Handover::Function { .. }) | Next::Wait(_) | Next::Idle => {}
+                    Next::Deliver(Handover::Function { .. }) | Next::Idle => {}
                 }
                 break;
             }
@@ -547,7 +547,7 @@ impl Dispatcher {
                         let Some(seen) = seen.get(&course.sink.stream) else {
                             return Ok(false);
                         };
-                        let floors = floors.entry(course.sink.stream.clone()).or_default();
+                        let floors = floors.entry(seen.stream.oid).or_default();
                         course.function_pass(spi, &seen.horizon, floors)
                     })
                 })
@@ -662,7 +662,7 @@ fn work(
     spi: &Spi,
     course: &mut Course,
     seen: &BTreeMap<String, Seen>,
-    floors: &mut BTreeMap<String, Floors>,
+    floors: &mut BTreeMap<u32, Floors>,
     at: Time,
 ) {
     course.begin();
@@ -674,7 +674,7 @@ fn work(
         course.fill(
             spi,
             &seen.horizon,
-            floors.entry(seen.stream.name.clone()).or_default(),
+            floors.entry(seen.stream.oid).or_default(),
         );
     }
     course.fill_redelivery(spi);

@@ -21,8 +21,9 @@ pub(super) struct Maintenance {
     idle_at_xid: Option<u64>,
     next_notify: Instant,
     /// Streams whose end is not yet what was last announced.
-    to_announce: BTreeMap<String, String>,
-    announced: BTreeMap<String, Announced>,
+    to_announce: BTreeMap<u32, Stream>,
+    /// By the oid of the stream's table.
+    announced: BTreeMap<u32, Announced>,
 }
 
 #[derive(Default)]
@@ -49,14 +50,13 @@ impl Maintenance {
     pub(super) fn saw(&mut self, stream: &Stream, horizon: &Horizon) {
         let announced = self
             .announced
-            .entry(stream.name.clone())
+            .entry(stream.oid)
             .or_insert_with(|| Announced {
                 position: None,
                 last_seq: horizon.last_seq,
             });
         if horizon.last_seq != announced.last_seq {
-            self.to_announce
-                .insert(stream.name.clone(), stream.relation.clone());
+            self.to_announce.insert(stream.oid, stream.clone());
         }
     }
 
@@ -72,7 +72,7 @@ impl Maintenance {
     }
 
     /// Runs what is due; `all` in the dispatcher of the database, not in that of a single sink.
-    pub(super) fn run(&mut self, all: bool, floors: &mut BTreeMap<String, Floors>) {
+    pub(super) fn run(&mut self, all: bool, floors: &mut BTreeMap<u32, Floors>) {
         let now = Instant::now();
         if !all {
             self.next_retention = now + Duration::from_secs(3600);
@@ -94,15 +94,15 @@ impl Maintenance {
             return;
         }
         let announced = in_transaction(|spi| {
-            for (name, relation) in &streams {
-                let known = self.announced.entry(name.clone()).or_default();
-                let Some((position, seq)) = end_of(spi, relation) else {
+            for (oid, stream) in &streams {
+                let known = self.announced.entry(*oid).or_default();
+                let Some((position, seq)) = end_of(spi, &stream.relation) else {
                     continue;
                 };
                 if known.position.as_ref() != Some(&position) {
                     spi.write(
                         "select pg_notify('outbox', $1)",
-                        &[Arg::Text(Some(&format!("{name} {position}")))],
+                        &[Arg::Text(Some(&format!("{} {position}", stream.name)))],
                     );
                     known.position = Some(position);
                 }
@@ -118,7 +118,7 @@ impl Maintenance {
         }
     }
 
-    fn retain(&mut self, floors: &mut BTreeMap<String, Floors>) {
+    fn retain(&mut self, floors: &mut BTreeMap<u32, Floors>) {
         let xid = catalog::next_xid();
         if self.idle_at_xid == Some(xid) {
             return;
@@ -127,7 +127,7 @@ impl Maintenance {
             Ok(Some(streams)) => {
                 let mut left = false;
                 for stream in streams {
-                    match prune(&stream, floors.entry(stream.name.clone()).or_default()) {
+                    match prune(&stream, floors.entry(stream.oid).or_default()) {
                         Ok((removed, looked)) => left |= looked || removed > 0,
                         Err(error) => {
                             transaction::log(PgLogLevel::WARNING, "retention failed", &error)

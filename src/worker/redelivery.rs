@@ -84,10 +84,6 @@ impl Redelivery {
         self.in_flight == Some(serial)
     }
 
-    pub(crate) fn is_in_flight(&self) -> bool {
-        self.in_flight.is_some()
-    }
-
     /// Takes what the redelivery came to. One that fails is tried again, with growing waits, as often as a lone event is; then it
     /// stays a dead letter, no longer queued.
     pub(crate) fn outcome(&mut self, outcome: &Outcome) {

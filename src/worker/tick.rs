@@ -43,7 +43,7 @@ fn pass(spi: &Spi, version: &Version) -> Passed {
         Taken::Paused => (0, "paused", None),
         Taken::Pull => (0, "pull", None),
         Taken::Gone => (0, "gone", None),
-        Taken::Unfit(_, problem) => (0, "failed", Some(problem)),
+        Taken::Unfit(problem) => (0, "failed", Some(problem)),
         Taken::Course(mut course) => {
             let passed = drive(spi, &mut course);
             if !held_before {
@@ -118,7 +118,7 @@ fn drive_network(course: &mut Course) -> Result<(), String> {
                 let outcome = await_report(&io);
                 course.outcome(&outcome);
             }
-            Next::Deliver(Handover::Function { .. }) | Next::Wait(_) | Next::Idle => break,
+            Next::Deliver(Handover::Function { .. }) | Next::Idle => break,
         }
     }
     if let Some((serial, event)) = course.next_redelivery() {
