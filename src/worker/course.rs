@@ -3,18 +3,20 @@
 //! Here the pure engine meets the tables. A course is held under the sink's lease, by one process at a time; whoever takes the
 //! lease loads it from the tables. Nothing here waits.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::entry::Entry;
 use super::function::Call;
+use super::memory::Memory;
 use super::reader::Reader;
 use super::redelivery::Redelivery;
 use super::{now, until};
 use crate::dispatch::{
-    Checkpoint, Engine, Failure, Fate, Floors, Health as State, Mark, Outcome, Place, Refusal,
-    Settled, Step, Time,
+    Engine, Failure, Fate, Floors, Health as State, Mark, Outcome, Place, Refusal, Settled, Step,
+    Time,
 };
 use crate::envelope::{Event, Position, write_cloudevent};
 use crate::pg::lock;
@@ -54,6 +56,8 @@ pub(crate) struct Course {
     greatest: Position,
     unsaved: Unsaved,
     saved_health: Health,
+    /// What went through ahead before a restart and has not been read again yet.
+    ahead: BTreeSet<i64>,
     /// Counts deliveries, to tell a report of an earlier one.
     serial: u64,
     in_flight: bool,
@@ -155,10 +159,7 @@ impl Course {
             policy.batch_size,
         )?;
         let saved_health = health::load(spi, &sink.id).unwrap_or_default();
-        let checkpoint = saved_health
-            .checkpoint
-            .as_deref()
-            .and_then(|text| serde_json::from_str::<Checkpoint>(text).ok());
+        let memory = Memory::from_json(saved_health.checkpoint.as_deref());
         Ok(Some(Self {
             secrets: Secrets::new(
                 config
@@ -166,7 +167,7 @@ impl Course {
                     .map(|name| secrets::values(spi, name))
                     .unwrap_or_default(),
             ),
-            engine: Engine::restore(policy, checkpoint.unwrap_or_default()),
+            engine: Engine::restore(policy, memory.engine),
             redelivery: Redelivery::new(spi, &sink.id),
             settled: cursor.place,
             greatest: cursor.pair,
@@ -177,6 +178,7 @@ impl Course {
             saving: false,
             lost: false,
             has_more: true,
+            ahead: memory.ahead,
             saved_health,
             sink,
             config,
@@ -212,12 +214,21 @@ impl Course {
         let reading = self.reader.read(spi, horizon, floors, wanted);
         self.has_more = reading.more;
         for entry in reading.entries {
-            self.engine.push(entry);
+            self.push(entry);
         }
         if reading.moved {
             self.touch();
         }
         self.settle_behind_reader();
+    }
+
+    fn push(&mut self, entry: Entry) {
+        if !self.ahead.remove(&entry.first_seq()) {
+            self.engine.push(entry);
+        } else if !self.engine.is_empty() {
+            self.engine.push_through(entry);
+        }
+        // One that went through and has nothing left in front of it is passed like one that is not wanted.
     }
 
     /// Whether a read now could bring something.
@@ -332,6 +343,9 @@ impl Course {
     fn settle_behind_reader(&mut self) {
         if self.engine.is_empty() {
             self.settled = self.reader.place.clone();
+            if !self.has_more {
+                self.ahead.clear();
+            }
         }
     }
 
@@ -345,7 +359,7 @@ impl Course {
             State::Bisecting | State::Retrying { .. } => "retrying",
             State::Down { .. } => "down",
         };
-        let checkpoint = self.engine.checkpoint();
+        let memory = Memory::of(&self.engine, &self.ahead);
         let failing = !matches!(self.engine.health(), State::Flowing);
         Health {
             state: state.to_owned(),
@@ -357,14 +371,15 @@ impl Course {
                 .engine
                 .next_attempt_at()
                 .map(|time| i64::try_from(time.0 * 1000).unwrap_or(i64::MAX)),
-            checkpoint: checkpoint.and_then(|checkpoint| serde_json::to_string(&checkpoint).ok()),
+            checkpoint: memory.and_then(|memory| memory.to_json()),
         }
     }
 
     /// Troubles are told as soon as nothing is in flight; that all is well again, likewise. A search that goes on at once is not
     /// worth a write.
     fn health_to_save(&self) -> Option<Health> {
-        if self.in_flight || matches!(self.engine.health(), State::Bisecting) {
+        let goes_on = self.engine.next_attempt_at().is_none();
+        if self.in_flight || (goes_on && matches!(self.engine.health(), State::Bisecting)) {
             return None;
         }
         let health = self.health();

@@ -44,6 +44,10 @@ impl Entry {
         self.events.push(Arc::new(found.event));
     }
 
+    pub(crate) fn first_seq(&self) -> i64 {
+        self.events.first().map_or(0, |event| event.position.seq)
+    }
+
     /// Whether an event belongs to the same transaction.
     pub(crate) fn is_of_transaction(&self, txid: u64) -> bool {
         self.events

@@ -12,6 +12,7 @@ mod helpers;
 mod io;
 mod launcher;
 mod maintenance;
+mod memory;
 pub(crate) mod pull;
 mod reader;
 mod redelivery;
