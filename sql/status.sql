@@ -78,7 +78,7 @@ begin
         waiting_for := case
             when state = 'paused' then 'outbox.resume_sink'
             when state = 'stopped' and undelivered.events > 0 then 'a dispatcher: outbox.start, or shared_preload_libraries'
-            when state in ('retrying', 'down') then 'the destination, until ' || to_char(s.next_attempt_at, 'YYYY-MM-DD HH24:MI:SS OF')
+            when state in ('retrying', 'down') then 'the destination' || coalesce(', until ' || to_char(s.next_attempt_at, 'YYYY-MM-DD HH24:MI:SS OF'), '')
             when state = 'error' then 'outbox.alter_sink, or until ' || to_char(s.next_attempt_at, 'YYYY-MM-DD HH24:MI:SS OF')
             when s.kind = 'pull' and undelivered.events > 0 then
                 case when s.pid is null then 'a consumer' else 'outbox.ack by the session with pid ' || s.pid end
