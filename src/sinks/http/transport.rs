@@ -40,7 +40,9 @@ fn describe_tls(error: &rustls::Error, origin: &str) -> String {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             "it is not valid yet".to_owned()
         }
-        CertificateError::NotValidForName => "it is for another name".to_owned(),
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "it is for another name".to_owned()
+        }
         CertificateError::Revoked => "it has been revoked".to_owned(),
         CertificateError::BadSignature => "its signature is wrong".to_owned(),
         CertificateError::BadEncoding => "it cannot be read".to_owned(),
