@@ -1,0 +1,253 @@
+//! What a course hands over, and what becomes of it. With a function, delivery and save are one transaction.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::{entry::Entry, now, until};
+use super::{Course, Target};
+use crate::dispatch::{Failure, Fate, Floors, Health, Outcome, Refusal, Settled, Step, Time};
+use crate::envelope::Event;
+use crate::pg::lock;
+use crate::pg::spi::{Record, Spi};
+use crate::settings;
+use crate::sinks::Batch;
+use crate::store::events;
+use crate::store::streams::Horizon;
+
+/// What is to be handed over.
+pub(crate) enum Handover {
+    Network {
+        serial: u64,
+        batch: Batch,
+    },
+    Function {
+        records: Vec<Record>,
+        seqs: Vec<i64>,
+    },
+}
+
+/// What a course wants next.
+pub(crate) enum Next {
+    Deliver(Handover),
+    /// The engine has learned something without a delivery: ask again.
+    Again,
+    /// Nothing now; [`Course::due`] says when.
+    Idle,
+}
+
+impl Course {
+    /// What to do now.
+    pub(crate) fn next(&mut self, at: Time) -> Next {
+        if self.in_flight {
+            return Next::Idle;
+        }
+        match self.engine.next(at) {
+            Step::Wait(_) | Step::Idle => Next::Idle,
+            Step::Deliver(range) => match self.problem_in(&range) {
+                Some(error) => {
+                    self.outcome(&Outcome::Failed(Refusal {
+                        error,
+                        retry_after: None,
+                    }));
+                    Next::Again
+                }
+                None => {
+                    self.in_flight = true;
+                    self.serial += 1;
+                    Next::Deliver(self.handover(&range))
+                }
+            },
+        }
+    }
+
+    pub(super) fn entries(&self, range: &Range<usize>) -> impl Iterator<Item = &Entry> {
+        range.clone().filter_map(|offset| self.engine.get(offset))
+    }
+
+    pub(super) fn problem_in(&self, range: &Range<usize>) -> Option<String> {
+        self.entries(range).find_map(|entry| entry.problem.clone())
+    }
+
+    pub(super) fn handover(&self, range: &Range<usize>) -> Handover {
+        let events = self.entries(range).flat_map(|entry| &entry.events);
+        match self.target {
+            Target::Network => Handover::Network {
+                serial: self.serial,
+                batch: Batch {
+                    events: events.map(Arc::clone).collect(),
+                    secrets: self.secrets.clone(),
+                },
+            },
+            Target::Function(_) => Handover::Function {
+                seqs: events.map(|event| event.position.seq).collect(),
+                records: self
+                    .entries(range)
+                    .flat_map(|entry| entry.records.iter().cloned())
+                    .collect(),
+            },
+        }
+    }
+
+    /// Whether a report belongs to the delivery in flight.
+    pub(crate) fn awaits(&self, serial: u64) -> bool {
+        self.in_flight && self.serial == serial
+    }
+
+    /// Takes what the delivery in flight came to.
+    pub(crate) fn outcome(&mut self, outcome: &Outcome) {
+        self.in_flight = false;
+        let outcome = self.by_entry(outcome);
+        let settled = self.engine.outcome(now(), &outcome);
+        self.settle(settled);
+    }
+
+    /// Sinks speak of events; the engine of entries, which may hold several.
+    pub(super) fn by_entry(&self, outcome: &Outcome) -> Outcome {
+        let (Outcome::Partial(failures), Some(range)) = (outcome, self.engine.in_flight()) else {
+            return outcome.clone();
+        };
+        let owners = self
+            .entries(&range)
+            .enumerate()
+            .flat_map(|(index, entry)| std::iter::repeat_n(index, entry.events.len()))
+            .collect::<Vec<_>>();
+        let by_entry = failures.iter().filter_map(|failure| {
+            owners.get(failure.index).map(|&index| Failure {
+                index,
+                ..failure.clone()
+            })
+        });
+        Outcome::Partial(by_entry.collect())
+    }
+
+    pub(super) fn settle(&mut self, settled: Vec<Settled<Entry>>) {
+        for Settled { item, fate } in settled {
+            self.settled = item.place();
+            if let Some(position) = item.events.iter().map(|event| event.position).max() {
+                self.greatest = self.greatest.max(position);
+            }
+            match fate {
+                Fate::Delivered => self.unsaved.delivered += item.events.len() as u64,
+                Fate::Dead { error, attempts } => self.unsaved.dead.push((item, error, attempts)),
+            }
+            self.touch();
+        }
+        self.settle_behind_reader();
+    }
+
+    /// Whether there is something to hand over now.
+    pub(super) fn is_ready(&self, at: Time) -> bool {
+        !self.in_flight
+            && !self.engine.is_empty()
+            && self
+                .engine
+                .next_attempt_at()
+                .is_none_or(|time| time <= at || is_of_another_clock(time, at))
+    }
+
+    /// The same, at this moment.
+    pub(crate) fn is_ready_now(&self) -> bool {
+        self.is_ready(now())
+    }
+
+    /// When the course wants the next look, apart from reports and commits.
+    pub(crate) fn due(&self, at: Time) -> Option<Duration> {
+        if self.is_ready(at) {
+            return Some(Duration::ZERO);
+        }
+        let engine = self
+            .engine
+            .next_attempt_at()
+            .filter(|_| !self.in_flight && !self.engine.is_empty());
+        let redelivery = self.is_flowing().then(|| self.redelivery.due()).flatten();
+        [engine, self.save_due(), redelivery]
+            .into_iter()
+            .flatten()
+            .min()
+            .map(|time| until(time, at))
+    }
+
+    /// A dead letter to deliver now, beside the stream: only to a sink that is well.
+    pub(crate) fn next_redelivery(&mut self) -> Option<(u64, Arc<Event>)> {
+        if !self.is_flowing() {
+            return None;
+        }
+        self.redelivery.next()
+    }
+
+    /// Reads the next queued dead letter, if there may be one.
+    pub(crate) fn fill_redelivery(&mut self, spi: &Spi) {
+        self.redelivery.fill(spi, &self.sink.id);
+    }
+
+    /// Whether a read could find a queued dead letter.
+    pub(crate) fn wants_to_look_for_redeliveries(&self) -> bool {
+        self.is_flowing() && self.redelivery.wants_to_look()
+    }
+
+    /// Whether there may be trouble in the sink: redeliveries wait until it is over.
+    pub(crate) fn is_flowing(&self) -> bool {
+        matches!(self.engine.health(), Health::Flowing)
+    }
+
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.in_flight
+    }
+
+    /// A sink of kind function: whether a pass could do something now.
+    pub(crate) fn function_is_due(&self, at: Time) -> bool {
+        self.wants_to_read() || self.due(at) == Some(Duration::ZERO)
+    }
+
+    /// A sink of kind function: reads, delivers once and saves, all in the transaction that is open, so that what the function did
+    /// and the cursor stand or fall together. True if there may be more to do at once; an error if the sink is not ours any more.
+    pub(crate) fn function_pass(
+        &mut self,
+        spi: &Spi,
+        horizon: &Horizon,
+        floors: &mut Floors,
+    ) -> Result<bool, String> {
+        let Target::Function(call) = &self.target else {
+            return Ok(false);
+        };
+        let call = call.clone();
+        self.begin();
+        if self.wants_to_read() {
+            self.fill(spi, horizon, floors);
+        }
+        let mut delivered = false;
+        loop {
+            match self.next(now()) {
+                Next::Again => {}
+                Next::Deliver(Handover::Function { records, seqs }) => {
+                    let outcome = call.deliver(&records, &seqs);
+                    if !lock::holds_lease(self.sink.number) {
+                        return Err("its lease is lost: the function has released all advisory locks of the session".to_owned());
+                    }
+                    self.outcome(&outcome);
+                    delivered = true;
+                    break;
+                }
+                Next::Deliver(Handover::Network { .. }) | Next::Idle => break,
+            }
+        }
+        self.fill_redelivery(spi);
+        if let Some((_, event)) = self.next_redelivery() {
+            let outcome = call.deliver(
+                &[events::to_record(spi, &self.reader.stream, &event)],
+                &[event.position.seq],
+            );
+            self.redelivery.outcome(&outcome);
+        }
+        if self.unsaved.since.is_some() || self.save_due().is_some() {
+            self.save(spi);
+        }
+        Ok(delivered || self.wants_to_read())
+    }
+}
+
+/// A time further off than any wait comes from a clock that has gone back since.
+fn is_of_another_clock(time: Time, at: Time) -> bool {
+    until(time, at) > settings::retry_max()
+}

@@ -1,0 +1,193 @@
+//! The course of one sink: what has been read for it, what is in flight, what is delivered and not yet saved.
+//!
+//! Here the pure engine meets the tables. A course is held under the sink's lease, by one process at a time; whoever takes the
+//! lease loads it from the tables. Nothing here waits.
+
+mod delivery;
+mod reading;
+mod saving;
+
+use std::collections::BTreeSet;
+
+pub(crate) use delivery::{Handover, Next};
+use saving::Unsaved;
+
+use super::entry::Entry;
+use super::function::Call;
+use super::memory::Memory;
+use super::reader::Reader;
+use super::redelivery::Redelivery;
+use crate::dispatch::{Engine, Mark, Place};
+use crate::envelope::Position;
+use crate::pg::lock;
+use crate::pg::spi::Spi;
+use crate::settings;
+use crate::sinks::{self, Config, Secrets};
+use crate::store::health::{self, Health};
+use crate::store::sinks::{SinkRow, Version};
+use crate::store::{cursors, secrets, sinks as sink_rows, streams};
+
+/// How a sink takes events.
+pub(crate) enum Target {
+    /// A network client on the I/O thread.
+    Network,
+    /// A function in this database.
+    Function(Call),
+}
+
+/// One sink under way.
+pub(crate) struct Course {
+    pub(crate) sink: SinkRow,
+    pub(crate) config: Config,
+    pub(crate) target: Target,
+    pub(crate) reader: Reader,
+    pub(crate) redelivery: Redelivery,
+    engine: Engine<Entry>,
+    secrets: Secrets,
+    version: Version,
+    /// Everything up to here is settled.
+    settled: Place,
+    greatest: Position,
+    unsaved: Unsaved,
+    saved_health: Health,
+    /// What went through ahead before a restart and has not been read again yet.
+    ahead: BTreeSet<i64>,
+    /// Counts deliveries, to tell a report of an earlier one.
+    serial: u64,
+    in_flight: bool,
+    /// What is unsaved has been written in the transaction that is open.
+    saving: bool,
+    lost: bool,
+    /// There may be more to read without anything new having been committed.
+    pub(crate) has_more: bool,
+}
+
+/// What taking a sink came to.
+pub(crate) enum Taken {
+    Course(Box<Course>),
+    /// Another process holds the lease.
+    Leased,
+    Paused,
+    /// Kind pull: its consumers hold the lease.
+    Pull,
+    /// It was dropped.
+    Gone,
+    /// It cannot run as it is.
+    Unfit(String),
+}
+
+impl Course {
+    /// Takes the lease of a sink and loads where it stands; a transaction is open.
+    pub(crate) fn take(spi: &Spi, version: &Version) -> Taken {
+        let Some(sink) = sink_rows::named(spi, &version.id) else {
+            return Taken::Gone;
+        };
+        if sink.kind == "pull" {
+            return Taken::Pull;
+        }
+        if !sink.enabled {
+            return Taken::Paused;
+        }
+        if !lock::take_lease(sink.number) {
+            return Taken::Leased;
+        }
+        match Self::load(spi, version, sink) {
+            Ok(Some(course)) => Taken::Course(Box::new(course)),
+            Ok(None) => Taken::Gone,
+            Err(problem) => {
+                lock::give_lease_back(version.number);
+                Taken::Unfit(problem)
+            }
+        }
+    }
+
+    fn load(spi: &Spi, version: &Version, sink: SinkRow) -> Result<Option<Self>, String> {
+        let Some(cursor) = cursors::load(spi, &sink.id, false) else {
+            return Ok(None);
+        };
+        let Some(stream) = streams::named(spi, &sink.stream) else {
+            return Ok(None);
+        };
+        let value = serde_json::from_str(&sink.config).map_err(|error| error.to_string())?;
+        let config = sinks::parse(&sink.kind, &value).map_err(|error| error.message)?;
+        let policy = settings::policy(sink.batch_size);
+        let target = match &config {
+            Config::Function(_) => Target::Function(Call::of(spi, &sink)?),
+            _ => Target::Network,
+        };
+        let text = matches!(target, Target::Network);
+        let reader = Reader::new(
+            spi,
+            &sink,
+            stream,
+            cursor.place.clone(),
+            text,
+            policy.batch_size,
+        )?;
+        let saved_health = health::load(spi, &sink.id).unwrap_or_default();
+        let memory = Memory::from_json(saved_health.checkpoint.as_deref());
+        Ok(Some(Self {
+            secrets: Secrets::new(
+                config
+                    .secret()
+                    .map(|name| secrets::values(spi, name))
+                    .unwrap_or_default(),
+            ),
+            engine: Engine::restore(policy, memory.engine),
+            redelivery: Redelivery::new(spi, &sink.id),
+            settled: cursor.place,
+            greatest: cursor.pair,
+            unsaved: Unsaved::default(),
+            version: version.clone(),
+            serial: 0,
+            in_flight: false,
+            saving: false,
+            lost: false,
+            has_more: true,
+            ahead: memory.ahead,
+            saved_health,
+            sink,
+            config,
+            target,
+            reader,
+        }))
+    }
+
+    /// Whether the sink or its secret has changed since it was taken.
+    pub(crate) fn is_version(&self, version: &Version) -> bool {
+        self.version == *version
+    }
+
+    /// Settings were read again.
+    pub(crate) fn set_policy(&mut self) {
+        let policy = settings::policy(self.sink.batch_size);
+        self.engine.set_policy(policy);
+        self.reader.set_batch_size(policy.batch_size);
+    }
+
+    /// The sink was changed or resumed: it is tried without waiting for its back-off.
+    pub(crate) fn retry_now(&mut self) {
+        self.engine.retry_now();
+    }
+
+    pub(crate) fn version(&self) -> &Version {
+        &self.version
+    }
+
+    pub(crate) fn secrets(&self) -> Secrets {
+        self.secrets.clone()
+    }
+
+    pub(crate) fn last_error(&self) -> Option<String> {
+        self.engine.last_error().map(str::to_owned)
+    }
+
+    pub(crate) fn unsaved_delivered(&self) -> u64 {
+        self.unsaved.delivered
+    }
+
+    /// Whether unfinished transactions were open at its last look: they may end without a wake-up.
+    pub(crate) fn awaits_transactions(&self) -> bool {
+        !self.reader.place.window.upto.running().is_empty() || self.reader.place.mark != Mark::END
+    }
+}

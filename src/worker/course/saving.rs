@@ -1,0 +1,148 @@
+//! What is written of a course: its cursor, its dead letters, and how it is doing.
+
+use std::time::Duration;
+
+use super::super::{entry::Entry, memory::Memory, now};
+use super::Course;
+use crate::dispatch::{Health as State, Time};
+use crate::envelope::write_cloudevent;
+use crate::pg::spi::Spi;
+use crate::store::cursors::{self, Save};
+use crate::store::dead_letters::{self, DeadLetter};
+use crate::store::events;
+use crate::store::health::{self, Health};
+
+/// How long deliveries may go unsaved. After a crash they are delivered again; saving each by itself would cost a commit a batch.
+const SAVE_WITHIN: Duration = Duration::from_millis(100);
+
+#[derive(Default)]
+pub(super) struct Unsaved {
+    pub(super) since: Option<Time>,
+    pub(super) delivered: u64,
+    pub(super) dead: Vec<(Entry, String, u32)>,
+}
+
+impl Course {
+    pub(super) fn touch(&mut self) {
+        self.unsaved.since.get_or_insert_with(now);
+    }
+
+    pub(super) fn health(&self) -> Health {
+        let state = match self.engine.health() {
+            State::Flowing => "flowing",
+            State::Bisecting | State::Retrying { .. } => "retrying",
+            State::Down { .. } => "down",
+        };
+        let memory = Memory::of(&self.engine, &self.ahead);
+        let failing = !matches!(self.engine.health(), State::Flowing);
+        Health {
+            state: state.to_owned(),
+            attempts: self.engine.attempts(),
+            last_error: failing
+                .then(|| self.engine.last_error().map(str::to_owned))
+                .flatten(),
+            next_attempt_at: self
+                .engine
+                .next_attempt_at()
+                .map(|time| i64::try_from(time.0 * 1000).unwrap_or(i64::MAX)),
+            checkpoint: memory.and_then(|memory| memory.to_json()),
+        }
+    }
+
+    /// Troubles are told as soon as nothing is in flight; that all is well again, likewise. What goes on at once, a search or a test,
+    /// is not worth a write.
+    pub(super) fn health_to_save(&self) -> Option<Health> {
+        let goes_on = self.engine.next_attempt_at().is_none();
+        if self.in_flight || (goes_on && !matches!(self.engine.health(), State::Flowing)) {
+            return None;
+        }
+        let health = self.health();
+        let was_well = matches!(self.saved_health.state.as_str(), "" | "flowing");
+        let is_well = health.state == "flowing" && health.next_attempt_at.is_none();
+        (health != self.saved_health && !(was_well && is_well)).then_some(health)
+    }
+
+    /// When this course must be saved at the latest; none if there is nothing to save.
+    pub(crate) fn save_due(&self) -> Option<Time> {
+        if !self.unsaved.dead.is_empty()
+            || self.health_to_save().is_some()
+            || self.redelivery.has_news()
+        {
+            return Some(Time(0));
+        }
+        self.unsaved
+            .since
+            .map(|since| Time(since.0 + u64::try_from(SAVE_WITHIN.as_millis()).unwrap_or(0)))
+    }
+
+    /// Writes cursor, dead letters and health. Refused if the sink is somebody else's now, or gone. What is written counts once
+    /// the transaction has committed: [`Course::committed`].
+    pub(crate) fn save(&mut self, spi: &Spi) -> Save {
+        if self.unsaved.since.is_some() {
+            let pair = cursors::pair_of(&self.settled, Some(self.greatest));
+            if cursors::save(
+                spi,
+                &self.sink.id,
+                &self.settled,
+                pair,
+                self.unsaved.delivered,
+            ) == Save::Refused
+            {
+                self.lost = true;
+                return Save::Refused;
+            }
+            for (entry, error, attempts) in &self.unsaved.dead {
+                self.bury(spi, entry, error, *attempts);
+            }
+        }
+        if let Some(health) = self.health_to_save() {
+            health::save(spi, &self.sink.id, &health);
+            self.saved_health = health;
+        }
+        self.redelivery.save(spi, &self.sink.id);
+        self.saving = true;
+        Save::Moved
+    }
+
+    /// A transaction begins: nothing has been written in it yet.
+    pub(crate) fn begin(&mut self) {
+        self.saving = false;
+    }
+
+    /// The transaction has committed. True if the course has lost its sink.
+    pub(crate) fn committed(&mut self) -> bool {
+        if std::mem::take(&mut self.saving) {
+            self.unsaved = Unsaved::default();
+            self.redelivery.saved();
+        }
+        self.lost
+    }
+
+    pub(super) fn bury(&self, spi: &Spi, entry: &Entry, error: &str, attempts: u32) {
+        for (index, event) in entry.events.iter().enumerate() {
+            // For a function the text of the payload was never made.
+            let whole = entry
+                .records
+                .get(index)
+                .and_then(|record| events::from_record(spi, record, &self.reader.stream));
+            let mut json = Vec::new();
+            write_cloudevent(whole.as_ref().unwrap_or(event), &mut json);
+            let json = String::from_utf8_lossy(&json);
+            let position = event.position;
+            dead_letters::write(
+                spi,
+                &DeadLetter {
+                    sink: &self.sink.id,
+                    position,
+                    event: &json,
+                    error,
+                    attempts,
+                },
+            );
+            pgrx::warning!(
+                "pg_outbox: sink \"{}\": event {position} dead-lettered after {attempts} attempts: {error}",
+                self.sink.id
+            );
+        }
+    }
+}
