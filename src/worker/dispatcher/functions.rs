@@ -1,0 +1,76 @@
+//! Function sinks: each delivery is a transaction with the save of its cursor.
+
+use super::super::course::Target;
+use super::super::now;
+use super::Dispatcher;
+use crate::pg::spi::connected;
+use crate::pg::{catalog, lock, security, transaction};
+
+impl Dispatcher {
+    /// One delivery to each function sink that is served here, each in a transaction with the save of its cursor. True if one of
+    /// them may go on at once.
+    pub(super) fn run_functions(&mut self) -> bool {
+        let mut busy = false;
+        let ids = self
+            .courses
+            .iter()
+            .filter(|(_, course)| matches!(course.target, Target::Function(_)))
+            .map(|(id, _)| id.clone())
+            .collect::<Vec<_>>();
+        for id in ids {
+            let Some(mut course) = self.courses.remove(&id) else {
+                continue;
+            };
+            if !course.function_is_due(now()) {
+                self.courses.insert(id, course);
+                continue;
+            }
+            self.report("calling functions");
+            let (seen, floors) = (&self.seen, &mut self.floors);
+            let passed = transaction::run(|| {
+                if !catalog::extension().is_some_and(lock::hold_extension) {
+                    return Ok(false);
+                }
+                security::as_extension(|| {
+                    connected(|spi| {
+                        let Some(seen) = seen.get(&course.sink.stream) else {
+                            return Ok(false);
+                        };
+                        let floors = floors.entry(seen.stream.oid).or_default();
+                        course.function_pass(spi, &seen.horizon, floors)
+                    })
+                })
+            });
+            match passed {
+                Ok(Ok(goes_on)) => {
+                    busy |= goes_on;
+                    if course.committed() {
+                        self.let_go(&course);
+                        self.stale = true;
+                    } else {
+                        self.courses.insert(id, course);
+                    }
+                }
+                Ok(Err(lost)) => self.drop_course(course, &lost),
+                Err(error) => self.drop_course(course, &error.summary()),
+            }
+        }
+        busy
+    }
+
+    /// A function may take its time, and must not take that of others: where a process of its own can be had, it runs there.
+    pub(super) fn leave_to_helpers(&mut self) {
+        let left = self
+            .courses
+            .keys()
+            .filter(|id| self.helpers.serves(id))
+            .cloned()
+            .collect::<Vec<_>>();
+        for id in left {
+            if let Some(course) = self.courses.remove(&id) {
+                self.let_go(&course);
+                self.helpers.start(&id);
+            }
+        }
+    }
+}

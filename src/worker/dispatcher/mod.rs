@@ -1,0 +1,268 @@
+//! The dispatcher's main thread: one process for all sinks of a database, or for a single function sink.
+//!
+//! It goes round: takes reports from the I/O thread, and in one short transaction looks at what changed, reads ahead for every
+//! sink and saves what is due; then hands over what is ready, and waits. If that transaction fails, each sink gets its own, so
+//! that the fault of one is told apart and stops no other.
+
+mod functions;
+mod round;
+mod sinks;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use pgrx::{PgLogLevel, pg_sys};
+
+use super::course::{Course, Handover, Next, Target};
+use super::helpers::Helpers;
+use super::io::Io;
+use super::maintenance::Maintenance;
+use super::{now, until};
+use crate::dispatch::{Floors, Time};
+use crate::pg::{background, catalog, latch, lock, shmem, transaction};
+use crate::settings;
+use crate::sinks::Batch;
+use crate::store::sinks::Version;
+use crate::store::streams::{Horizon, Stream};
+
+/// How often to see whether somebody waits for this database's sessions to leave; they wait for five seconds.
+const WANTED_CHECK: Duration = Duration::from_secs(1);
+/// How often to try for a lease that another process holds.
+const LEASE_RETRY: Duration = Duration::from_secs(1);
+/// Without shared memory no commit can wake us.
+const UNWOKEN_POLL: Duration = Duration::from_millis(250);
+/// While the extension is held by a DROP or ALTER EXTENSION.
+const HELD_RETRY: Duration = Duration::from_millis(100);
+
+/// Why a dispatcher ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Terminated,
+    /// The extension is not in this database, or not any more.
+    NoExtension,
+    /// Somebody wants the database for himself.
+    Wanted,
+    /// Switched off, or the one sink is gone, paused or of another kind.
+    NotNeeded,
+}
+
+/// A sink that cannot run now.
+struct Waiting {
+    version: Version,
+    again: Time,
+    failures: u32,
+}
+
+struct Seen {
+    stream: Stream,
+    horizon: Horizon,
+}
+
+pub(super) struct Dispatcher {
+    only: Option<String>,
+    io: Option<Io>,
+    courses: BTreeMap<String, Course>,
+    waiting: BTreeMap<String, Waiting>,
+    helpers: Helpers,
+    maintenance: Maintenance,
+    /// By the oid of the stream's table.
+    pub(super) floors: BTreeMap<u32, Floors>,
+    seen: BTreeMap<String, Seen>,
+    /// Something may have been committed since the last look.
+    stale: bool,
+    /// The extension is being dropped or altered just now.
+    held: bool,
+    /// A changed sink has a delivery in flight: it is looked at again once that is over.
+    changing: bool,
+    next_look: Instant,
+    next_wanted_check: Instant,
+    /// The next transaction id at the last look: if it is the same, nothing has been committed but what was running then.
+    looked_at_xid: u64,
+    activity: &'static str,
+}
+
+/// The entry of a dispatcher process.
+pub(crate) fn main(database: pg_sys::Oid, only: Option<String>) -> ! {
+    background::begin_dispatcher(database);
+    let announced = shmem::announcements();
+    // One dispatcher for a database; one for a function sink is kept single by the sink's lease.
+    if only.is_none() && !lock::take_lease(0) {
+        background::end(0);
+    }
+    shmem::join(database);
+    let mut dispatcher = Dispatcher::new(only);
+    let end = dispatcher.run();
+    dispatcher.save_all();
+    drop(dispatcher);
+    if end == End::NoExtension {
+        shmem::set_absent(database, announced);
+    }
+    background::end(0)
+}
+
+impl Dispatcher {
+    fn new(only: Option<String>) -> Self {
+        let now = Instant::now();
+        Self {
+            only,
+            io: None,
+            courses: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            helpers: Helpers::default(),
+            maintenance: Maintenance::default(),
+            floors: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            stale: true,
+            held: false,
+            changing: false,
+            next_look: now,
+            next_wanted_check: now + WANTED_CHECK,
+            looked_at_xid: 0,
+            activity: "",
+        }
+    }
+
+    fn run(&mut self) -> End {
+        loop {
+            if let Some(end) = self.serve_signals() {
+                return end;
+            }
+            self.take_reports();
+            match self.round() {
+                Ok(None) => {}
+                Ok(Some(end)) => return end,
+                Err(error) => {
+                    transaction::log(
+                        PgLogLevel::WARNING,
+                        "a pass failed, each sink is tried by itself",
+                        &error,
+                    );
+                    self.one_by_one();
+                }
+            }
+            self.hand_over();
+            let busy = self.run_functions();
+            self.maintenance.run(self.only.is_none(), &mut self.floors);
+            if self.only.is_none() {
+                self.helpers.reconcile(
+                    self.courses
+                        .values()
+                        .filter(|course| matches!(course.target, Target::Function(_))),
+                );
+                self.leave_to_helpers();
+            }
+            self.wait(busy);
+        }
+    }
+
+    fn serve_signals(&mut self) -> Option<End> {
+        if latch::terminated() {
+            return Some(End::Terminated);
+        }
+        if latch::reload_if_asked() {
+            for course in self.courses.values_mut() {
+                course.set_policy();
+            }
+            self.stale = true;
+        }
+        if !settings::enabled() {
+            return Some(End::NotNeeded);
+        }
+        if Instant::now() >= self.next_wanted_check {
+            self.next_wanted_check = Instant::now() + WANTED_CHECK;
+            if lock::database_is_wanted(catalog::current_database()) {
+                return Some(End::Wanted);
+            }
+        }
+        None
+    }
+
+    fn take_reports(&mut self) {
+        let Some(io) = &self.io else { return };
+        let reports = io.reports();
+        if !reports.is_empty() && std::mem::take(&mut self.changing) {
+            self.stale = true;
+        }
+        for report in reports {
+            let Some(course) = self.courses.get_mut(&report.sink) else {
+                continue;
+            };
+            if course.redelivery.awaits(report.serial) {
+                course.redelivery.outcome(&report.outcome);
+            } else if course.awaits(report.serial) {
+                course.outcome(&report.outcome);
+            }
+        }
+    }
+
+    fn hand_over(&mut self) {
+        let Some(io) = &self.io else { return };
+        let at = now();
+        for (id, course) in self
+            .courses
+            .iter_mut()
+            .filter(|(_, course)| matches!(course.target, Target::Network))
+        {
+            loop {
+                match course.next(at) {
+                    Next::Deliver(Handover::Network { serial, batch }) => {
+                        io.deliver(id, serial, batch)
+                    }
+                    Next::Again => continue,
+                    Next::Deliver(Handover::Function { .. }) | Next::Idle => {}
+                }
+                break;
+            }
+            if let Some((serial, event)) = course.next_redelivery() {
+                io.deliver(
+                    id,
+                    serial,
+                    Batch {
+                        events: vec![event],
+                        secrets: course.secrets(),
+                    },
+                );
+            }
+        }
+    }
+
+    fn wait(&mut self, busy: bool) {
+        let at = now();
+        let soonest = |a: Duration, b: Duration| a.min(b);
+        let mut timeout = WANTED_CHECK;
+        timeout = soonest(
+            timeout,
+            self.next_look.saturating_duration_since(Instant::now()),
+        );
+        timeout = soonest(timeout, self.maintenance.due());
+        for due in self.courses.values().filter_map(|course| course.due(at)) {
+            timeout = soonest(timeout, due);
+        }
+        for waiting in self.waiting.values() {
+            timeout = soonest(timeout, until(waiting.again, at).max(HELD_RETRY));
+        }
+        if busy || self.stale {
+            timeout = Duration::ZERO;
+        }
+        if self.held {
+            timeout = HELD_RETRY;
+        }
+        if !busy {
+            self.report("");
+        }
+        let woken = latch::wait(Some(timeout), self.io.as_ref().map(Io::readable));
+        self.stale |= woken;
+    }
+
+    fn report(&mut self, activity: &'static str) {
+        if self.activity != activity {
+            self.activity = activity;
+            if activity.is_empty() {
+                background::report_statistics();
+                background::report_activity(None);
+            } else {
+                background::report_activity(Some(activity));
+            }
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The short transaction of each round: look at what changed, read ahead, save what is due.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use pgrx::PgLogLevel;
+
+use super::super::course::{Course, Target};
+use super::super::now;
+use super::{Dispatcher, End, Seen, UNWOKEN_POLL};
+use crate::dispatch::{Floors, Time};
+use crate::pg::error::PgError;
+use crate::pg::spi::{Spi, connected};
+use crate::pg::{background, catalog, lock, security, shmem, transaction};
+use crate::settings;
+use crate::store::{rebase, sinks, streams};
+
+impl Dispatcher {
+    /// Whether a look can find anything that the last one did not.
+    pub(super) fn look_is_due(&mut self) -> bool {
+        let at = now();
+        if self.stale || self.waiting.values().any(|waiting| waiting.again <= at) {
+            return true;
+        }
+        if Instant::now() < self.next_look {
+            return false;
+        }
+        self.next_look = Instant::now() + self.poll_interval();
+        catalog::next_xid() != self.looked_at_xid
+            || self.courses.values().any(Course::awaits_transactions)
+    }
+
+    pub(super) fn poll_interval(&self) -> Duration {
+        let set = settings::poll_interval();
+        if shmem::is_there() {
+            set
+        } else {
+            set.min(UNWOKEN_POLL)
+        }
+    }
+
+    /// One short transaction: look, read ahead, save.
+    pub(super) fn round(&mut self) -> Result<Option<End>, PgError> {
+        let look = self.look_is_due();
+        let at = now();
+        let due = self
+            .courses
+            .values()
+            .any(|course| needs_transaction(course, at));
+        if !look && !due {
+            return Ok(None);
+        }
+        self.report("dispatching");
+        // Read before anything is looked at: what is committed from here on is found by the next look.
+        let xid = catalog::next_xid();
+        let end = transaction::run(|| {
+            let Some(extension) = catalog::extension() else {
+                return Some(End::NoExtension);
+            };
+            self.held = !lock::hold_extension(extension);
+            if self.held {
+                return None;
+            }
+            background::relax_commit();
+            security::as_extension(|| {
+                connected(|spi| {
+                    if look {
+                        self.look(spi);
+                        self.looked_at_xid = xid;
+                        self.stale = false;
+                        self.next_look = Instant::now() + self.poll_interval();
+                    }
+                    let (seen, floors) = (&self.seen, &mut self.floors);
+                    for course in self.courses.values_mut() {
+                        work(spi, course, seen, floors, at);
+                    }
+                });
+            });
+            (self.only.is_some() && self.courses.is_empty() && self.waiting.is_empty())
+                .then_some(End::NotNeeded)
+        })?;
+        self.committed();
+        Ok(end)
+    }
+
+    /// After a failed round: every course in a transaction of its own. The one at fault is set aside for a while.
+    pub(super) fn one_by_one(&mut self) {
+        let ids = self.courses.keys().cloned().collect::<Vec<_>>();
+        let at = now();
+        let mut failed = false;
+        for id in ids {
+            let Some(mut course) = self.courses.remove(&id) else {
+                continue;
+            };
+            let (seen, floors) = (&self.seen, &mut self.floors);
+            let worked = transaction::run(|| {
+                let held = catalog::extension().is_some_and(lock::hold_extension);
+                if held {
+                    security::as_extension(|| {
+                        connected(|spi| work(spi, &mut course, seen, floors, at))
+                    });
+                }
+            });
+            match worked {
+                Ok(()) => {
+                    self.courses.insert(id, course);
+                }
+                Err(error) => {
+                    failed = true;
+                    self.drop_course(course, &error.summary());
+                }
+            }
+        }
+        self.committed();
+        if !failed {
+            // The look itself failed: again, but not at full speed.
+            self.stale = true;
+            self.held = true;
+        }
+    }
+
+    /// What was saved in a transaction that has committed is off the courses' minds; sinks that are somebody else's are let go.
+    pub(super) fn committed(&mut self) {
+        let lost = self
+            .courses
+            .iter_mut()
+            .filter_map(|(id, course)| course.committed().then(|| id.clone()))
+            .collect::<Vec<_>>();
+        for id in lost {
+            if let Some(course) = self.courses.remove(&id) {
+                self.let_go(&course);
+                self.stale = true;
+            }
+        }
+    }
+
+    /// Sees which sinks there are and how they changed, and how far each stream has come.
+    pub(super) fn look(&mut self, spi: &Spi) {
+        if rebase::if_moved(spi) {
+            for course in std::mem::take(&mut self.courses).into_values() {
+                self.let_go(&course);
+            }
+            self.floors.clear();
+        }
+        let mut versions = sinks::versions(spi);
+        if let Some(only) = &self.only {
+            versions.retain(|version| version.id == *only);
+        }
+        self.reconcile(spi, &versions);
+        self.seen.clear();
+        for stream in streams::all(spi) {
+            let horizon = stream.look(spi, self.floors.entry(stream.oid).or_default());
+            if self.only.is_none() {
+                self.maintenance.saw(&stream, &horizon);
+            }
+            self.seen
+                .insert(stream.name.clone(), Seen { stream, horizon });
+        }
+        for course in self.courses.values_mut() {
+            course.has_more = true;
+            course.redelivery.look_again();
+        }
+    }
+
+    /// Before the process ends: what was delivered is not to be delivered again.
+    pub(super) fn save_all(&mut self) {
+        let saved = transaction::run(|| {
+            if !catalog::extension().is_some_and(lock::hold_extension) {
+                return;
+            }
+            security::as_extension(|| {
+                connected(|spi| {
+                    for course in self.courses.values_mut() {
+                        course.begin();
+                        course.save(spi);
+                    }
+                });
+            });
+        });
+        if let Err(error) = saved {
+            transaction::log(
+                PgLogLevel::WARNING,
+                "what was delivered last could not be saved",
+                &error,
+            );
+        }
+        self.committed();
+    }
+}
+
+fn needs_transaction(course: &Course, at: Time) -> bool {
+    (matches!(course.target, Target::Network) && course.wants_to_read())
+        || course.save_due().is_some_and(|due| due <= at)
+        || course.wants_to_look_for_redeliveries()
+}
+
+/// What a course does within a transaction: reads ahead, and saves what is due.
+fn work(
+    spi: &Spi,
+    course: &mut Course,
+    seen: &BTreeMap<String, Seen>,
+    floors: &mut BTreeMap<u32, Floors>,
+    at: Time,
+) {
+    course.begin();
+    if matches!(course.target, Target::Network)
+        && course.wants_to_read()
+        && let Some(seen) = seen.get(&course.sink.stream)
+    {
+        course.reader.stream.clone_from(&seen.stream);
+        course.fill(
+            spi,
+            &seen.horizon,
+            floors.entry(seen.stream.oid).or_default(),
+        );
+    }
+    course.fill_redelivery(spi);
+    if course.save_due().is_some_and(|due| due <= at) {
+        course.save(spi);
+    }
+}

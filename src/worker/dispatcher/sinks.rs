@@ -1,0 +1,166 @@
+//! Which sinks a dispatcher serves: takes those that are new or changed, lets go of those that are not its own any more, and sets
+//! aside those that cannot run.
+
+use std::time::Duration;
+
+use pgrx::PgLogLevel;
+
+use super::super::course::{Course, Taken, Target};
+use super::super::io::Io;
+use super::super::now;
+use super::{Dispatcher, LEASE_RETRY, Waiting};
+use crate::dispatch::Time;
+use crate::pg::spi::{Spi, connected};
+use crate::pg::{lock, security, transaction};
+use crate::settings;
+use crate::sinks::Defaults;
+use crate::store::health::{self, Health};
+use crate::store::sinks::Version;
+
+impl Dispatcher {
+    pub(super) fn reconcile(&mut self, spi: &Spi, versions: &[Version]) {
+        let is_current = |id: &str| versions.iter().find(|version| version.id == id);
+        // What is in flight to a sink that goes on is waited for, or it would be delivered twice for a mere change of settings.
+        let mut changed = Vec::new();
+        for (id, course) in &self.courses {
+            match is_current(id) {
+                Some(version) if course.is_version(version) => {}
+                Some(_) if course.is_in_flight() => self.changing = true,
+                _ => changed.push(id.clone()),
+            }
+        }
+        for id in &changed {
+            if let Some(mut course) = self.courses.remove(id) {
+                // What it delivered is not to be delivered again by its successor.
+                if is_current(id).is_some() {
+                    course.save(spi);
+                }
+                self.let_go(&course);
+            }
+        }
+        self.waiting.retain(|id, _| is_current(id).is_some());
+        let at = now();
+        for version in versions {
+            let waits = self
+                .waiting
+                .get(&version.id)
+                .is_some_and(|waiting| waiting.version == *version && waiting.again > at);
+            let with_helper = self.only.is_none() && self.helpers.serves(&version.id);
+            if self.courses.contains_key(&version.id) || waits || with_helper {
+                continue;
+            }
+            self.take(spi, version, changed.contains(&version.id));
+        }
+    }
+
+    pub(super) fn take(&mut self, spi: &Spi, version: &Version, changed: bool) {
+        match Course::take(spi, version) {
+            Taken::Course(mut course) => {
+                if self.waiting.remove(&version.id).is_some() || changed {
+                    course.retry_now();
+                }
+                if matches!(course.target, Target::Network) {
+                    self.open(&course);
+                }
+                self.courses.insert(version.id.clone(), *course);
+            }
+            Taken::Leased => self.wait_for(version, LEASE_RETRY, 0),
+            Taken::Unfit(problem) => self.set_aside(spi, version, &problem),
+            // Nothing to do until it changes; the process of a single sink ends.
+            Taken::Paused | Taken::Pull if self.only.is_none() => {
+                self.wait_for(version, Duration::MAX, 0);
+            }
+            Taken::Paused | Taken::Pull | Taken::Gone => {
+                self.waiting.remove(&version.id);
+            }
+        }
+    }
+
+    pub(super) fn wait_for(&mut self, version: &Version, wait: Duration, failures: u32) {
+        let wait = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let again = Time(now().0.saturating_add(wait));
+        self.waiting.insert(
+            version.id.clone(),
+            Waiting {
+                version: version.clone(),
+                again,
+                failures,
+            },
+        );
+    }
+
+    /// A sink that cannot run as it is: says so, and is tried again when it changes, or after a while.
+    pub(super) fn set_aside(&mut self, spi: &Spi, version: &Version, problem: &str) {
+        let id = version.id.as_str();
+        let failures = self
+            .waiting
+            .get(id)
+            .map_or(0, |waiting| waiting.failures)
+            .saturating_add(1);
+        let wait = settings::retry_min()
+            .saturating_mul(1 << failures.min(20))
+            .min(settings::retry_max());
+        self.wait_for(version, wait, failures);
+        if health::load(spi, id).is_none_or(|health| health.last_error.as_deref() != Some(problem))
+        {
+            pgrx::warning!("pg_outbox: sink \"{id}\" cannot run: {problem}");
+        }
+        let next =
+            i64::try_from((now().0 + u64::try_from(wait.as_millis()).unwrap_or(0)) * 1000).ok();
+        let state = "error".to_owned();
+        health::save(
+            spi,
+            id,
+            &Health {
+                state,
+                attempts: failures,
+                last_error: Some(problem.to_owned()),
+                next_attempt_at: next,
+                checkpoint: None,
+            },
+        );
+    }
+
+    pub(super) fn drop_course(&mut self, course: Course, problem: &str) {
+        let version = course.version().clone();
+        self.let_go(&course);
+        let aside = transaction::run(|| {
+            security::as_extension(|| connected(|spi| self.set_aside(spi, &version, problem)));
+        });
+        if let Err(error) = aside {
+            transaction::log(
+                PgLogLevel::WARNING,
+                "the state of a sink could not be written",
+                &error,
+            );
+        }
+    }
+
+    /// Gives up what is in flight, and the lease.
+    pub(super) fn let_go(&self, course: &Course) {
+        if let (Target::Network, Some(io)) = (&course.target, &self.io) {
+            io.close(&course.sink.id);
+        }
+        lock::give_lease_back(course.sink.number);
+    }
+
+    pub(super) fn open(&mut self, course: &Course) {
+        if self.io.is_none() {
+            match Io::start() {
+                Ok(io) => self.io = Some(io),
+                Err(error) => {
+                    pgrx::warning!("pg_outbox: the I/O thread could not be started: {error}")
+                }
+            }
+        }
+        if let Some(io) = &self.io {
+            io.open(
+                &course.sink.id,
+                &course.config,
+                Defaults {
+                    http_timeout: settings::http_timeout(),
+                },
+            );
+        }
+    }
+}
