@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::dispatch::{Mark, Place, Snapshot, Window};
 use crate::envelope::Position;
 use crate::pg::spi::{Arg, Row, Spi};
+use crate::store::sinks::SinkRow;
 
 /// A sink's cursor as it was saved.
 #[derive(Debug, Clone)]
@@ -122,8 +123,15 @@ pub(crate) enum Save {
     Refused,
 }
 
-/// Moves a cursor to `place`, if that is not behind where it stands, and adds to its count of deliveries.
-pub(crate) fn save(spi: &Spi, sink: &str, place: &Place, pair: Position, delivered: u64) -> Save {
+/// Moves the cursor of a sink to `place`, if that is not behind where it stands, and adds to its count of deliveries. A sink that was
+/// dropped and made again is another one, whatever its id: the number tells.
+pub(crate) fn save(
+    spi: &Spi,
+    sink: &SinkRow,
+    place: &Place,
+    pair: Position,
+    delivered: u64,
+) -> Save {
     let window = &place.window;
     let rows = spi.write(
         "update outbox.cursors c
@@ -134,9 +142,10 @@ pub(crate) fn save(spi: &Spi, sink: &str, place: &Place, pair: Position, deliver
                 updated_at = clock_timestamp(),
                 delivered = c.delivered + $12,
                 delivered_at = case when $12 > 0 then clock_timestamp() else c.delivered_at end
-          where c.name = $1 and (c.window_no, c.at_group, c.at_seq) <= ($4, $7, $8)",
+          where c.name = $1 and (c.window_no, c.at_group, c.at_seq) <= ($4, $7, $8)
+            and exists (select from outbox.sinks s where s.number = $13 and s.id = $14)",
         &[
-            Arg::Text(Some(&name_of(sink))),
+            Arg::Text(Some(&name_of(&sink.id))),
             Arg::Xid(pair.txid),
             Arg::I64(Some(pair.seq)),
             Arg::I64(Some(window.number)),
@@ -148,6 +157,8 @@ pub(crate) fn save(spi: &Spi, sink: &str, place: &Place, pair: Position, deliver
             Arg::I64(Some(window.ceiling)),
             Arg::I64(Some(window.next_floor)),
             Arg::I64(Some(delivered.cast_signed())),
+            Arg::I32(Some(sink.number)),
+            Arg::Text(Some(&sink.id)),
         ],
     );
     if rows.count() == 1 {

@@ -137,7 +137,7 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
             page.end = Mark { group: seq, seq };
             page.looked_at += 1;
             if let Some(found) = take(row, page.end, want, record.as_ref()) {
-                bytes += row.raw_size(8) + row.raw_size(9);
+                bytes += row.raw_json_size(8) + row.raw_json_size(9);
                 page.found.push(found);
             }
             ControlFlow::Continue(())

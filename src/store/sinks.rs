@@ -105,6 +105,16 @@ pub(crate) fn named(spi: &Spi, id: &str) -> Option<SinkRow> {
     .first(sink)
 }
 
+/// Whether a sink is still there, and not another one of its id.
+pub(crate) fn is_there(spi: &Spi, sink: &SinkRow) -> bool {
+    spi.write(
+        "select from outbox.sinks where number = $1 and id = $2",
+        &[Arg::I32(Some(sink.number)), Arg::Text(Some(&sink.id))],
+    )
+    .count()
+        == 1
+}
+
 /// What `create` writes beside what `SinkRow` holds.
 pub(crate) struct NewSink<'a> {
     pub(crate) sink: &'a SinkRow,

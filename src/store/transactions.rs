@@ -119,7 +119,7 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
             page.looked_at += 1;
             page.end = mark;
             if let Some(mut found) = take(row, mark, want, record.as_ref()) {
-                part_bytes += row.raw_size(8) + row.raw_size(9);
+                part_bytes += row.raw_json_size(8) + row.raw_json_size(9);
                 found.event.part = Some(Part { index, count: size });
                 page.found.push(found);
             }

@@ -1,0 +1,80 @@
+//! Composite values, carried between statements as Postgres stores them.
+
+use pgrx::pg_sys;
+
+use super::Row;
+
+/// A composite value as Postgres stores it, copied out of its memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Record(pub(super) Box<[u64]>);
+
+/// A composite type, to make values of.
+pub(crate) struct RecordType(pg_sys::TupleDesc);
+
+impl RecordType {
+    /// The oid of outbox.event.
+    pub(crate) fn event_oid() -> pg_sys::Oid {
+        // SAFETY: catalog look-ups in an open transaction; a missing schema or type is InvalidOid.
+        unsafe {
+            let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), true);
+            pg_sys::GetSysCacheOid(
+                pg_sys::SysCacheIdentifier::TYPENAMENSP.cast_signed(),
+                pg_sys::Anum_pg_type_oid as i16,
+                pg_sys::Datum::from(c"event".as_ptr()),
+                pg_sys::Datum::from(schema),
+                pg_sys::Datum::from(0),
+                pg_sys::Datum::from(0),
+            )
+        }
+    }
+
+    /// outbox.event.
+    pub(crate) fn event() -> Self {
+        // SAFETY: raises an error if there is no such type; the reference is given back on drop, or by the transaction's end.
+        Self(unsafe { pg_sys::lookup_rowtype_tupdesc(Self::event_oid(), -1) })
+    }
+}
+
+impl Drop for RecordType {
+    fn drop(&mut self) {
+        // After an error the transaction's end has given the reference back, or will.
+        if !std::thread::panicking() {
+            // SAFETY: taken in `event`, in the same transaction.
+            unsafe {
+                if (*self.0).tdrefcount >= 0 {
+                    pg_sys::DecrTupleDescRefCount(self.0);
+                }
+            }
+        }
+    }
+}
+
+impl Row {
+    /// The first `width` columns as a composite of this type, with everything in it that was stored out of line.
+    pub(crate) fn record_of(&self, of: &RecordType, width: usize) -> Record {
+        let mut values = self.values[..width].to_vec();
+        let mut nulls = self.nulls[..width].to_vec();
+        // SAFETY: the type has `width` columns of the types that the row has, in the same order.
+        unsafe {
+            let tuple = pg_sys::heap_form_tuple(of.0, values.as_mut_ptr(), nulls.as_mut_ptr());
+            let datum = pg_sys::heap_copy_tuple_as_datum(tuple, of.0);
+            let record = copy_record(datum);
+            pg_sys::pfree(datum.cast_mut_ptr());
+            pg_sys::heap_freetuple(tuple);
+            record
+        }
+    }
+}
+
+/// # Safety
+/// The datum is a composite, not stored out of line.
+pub(super) unsafe fn copy_record(datum: pg_sys::Datum) -> Record {
+    // SAFETY: its length is in its header.
+    unsafe {
+        let plain = datum.cast_mut_ptr::<pg_sys::varlena>();
+        let length = pgrx::varsize(plain);
+        let mut copy = vec![0u64; length.div_ceil(8)].into_boxed_slice();
+        std::ptr::copy_nonoverlapping(plain.cast::<u8>(), copy.as_mut_ptr().cast::<u8>(), length);
+        Record(copy)
+    }
+}
