@@ -99,7 +99,7 @@ pub(crate) fn poll(
     }
     if skipped {
         let pair = cursors::pair_of(&reader.place, Some(cursor.pair));
-        cursors::save(spi, &sink.id, &reader.place, pair, 0);
+        cursors::save(spi, sink, &reader.place, pair, 0);
     }
     lock::give_lease_back_at_commit(sink.number);
     Ok(())
@@ -203,7 +203,7 @@ pub(crate) fn ack(
     };
     let pair = cursors::pair_of(&place, Some(last.max(cursor.pair)));
     let moved =
-        cursors::save(spi, &sink.id, &place, pair, events.cast_unsigned()) == cursors::Save::Moved;
+        cursors::save(spi, sink, &place, pair, events.cast_unsigned()) == cursors::Save::Moved;
     lock::give_lease_back_at_commit(sink.number);
     Ok(moved)
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::super::{entry::Entry, memory::Memory, now};
-use super::Course;
+use super::{Course, Target};
 use crate::dispatch::{Health as State, Time};
 use crate::envelope::write_cloudevent;
 use crate::pg::spi::Spi;
@@ -11,6 +11,7 @@ use crate::store::cursors::{self, Save};
 use crate::store::dead_letters::{self, DeadLetter};
 use crate::store::events;
 use crate::store::health::{self, Health};
+use crate::store::sinks;
 
 /// How long deliveries may go unsaved. After a crash they are delivered again; saving each by itself would cost a commit a batch.
 const SAVE_WITHIN: Duration = Duration::from_millis(100);
@@ -52,7 +53,9 @@ impl Course {
     /// Troubles are told as soon as nothing is in flight; that all is well again, likewise. What goes on at once, a search or a test,
     /// is not worth a write.
     pub(super) fn health_to_save(&self) -> Option<Health> {
-        let goes_on = self.engine.next_attempt_at().is_none();
+        // A function's effects stand with the transaction, and so must what is remembered of them.
+        let goes_on =
+            matches!(self.target, Target::Network) && self.engine.next_attempt_at().is_none();
         if self.in_flight || (goes_on && !matches!(self.engine.health(), State::Flowing)) {
             return None;
         }
@@ -78,19 +81,18 @@ impl Course {
     /// Writes cursor, dead letters and health. Refused if the sink is somebody else's now, or gone. What is written counts once
     /// the transaction has committed: [`Course::committed`].
     pub(crate) fn save(&mut self, spi: &Spi) -> Save {
-        if self.unsaved.since.is_some() {
+        let ours = if self.unsaved.since.is_some() {
             let pair = cursors::pair_of(&self.settled, Some(self.greatest));
-            if cursors::save(
-                spi,
-                &self.sink.id,
-                &self.settled,
-                pair,
-                self.unsaved.delivered,
-            ) == Save::Refused
-            {
-                self.lost = true;
-                return Save::Refused;
-            }
+            let delivered = self.unsaved.delivered;
+            cursors::save(spi, &self.sink, &self.settled, pair, delivered) == Save::Moved
+        } else {
+            sinks::is_there(spi, &self.sink)
+        };
+        if !ours {
+            self.lost = true;
+            return Save::Refused;
+        }
+        if self.unsaved.since.is_some() {
             for (entry, error, attempts) in &self.unsaved.dead {
                 self.bury(spi, entry, error, *attempts);
             }
