@@ -73,7 +73,7 @@ begin
     a := outbox.parse_position(coalesce(after, '0:0'));
     -- Horizon and rows in one statement, so in one snapshot: nothing can commit behind the last row returned.
     return query execute format($sql$
-        select e.txid, e.seq, outbox.event_id(e.id, $4, e.txid, e.seq, e."time"), e.topic, e.source, e.subject, e.tenant, e."time",
+        select e.txid, e.seq, coalesce(e.id, outbox.event_id(e.id, $4, e.txid, e.seq, e."time")), e.topic, e.source, e.subject, e.tenant, e."time",
                e.payload, e.headers, e.txid::text || ':' || e.seq::text
           from %s e
          where (e.txid, e.seq) > ($1, $2) and e.txid < pg_snapshot_xmin(pg_current_snapshot())
