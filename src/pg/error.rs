@@ -1,6 +1,8 @@
 //! Errors, both ways: raising them for users, catching them in workers.
 
-use pgrx::pg_sys::panic::CaughtError;
+use std::borrow::Cow;
+
+use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgLogLevel, PgSqlErrorCode};
 
 /// An error as users see it.
@@ -80,28 +82,58 @@ pub(crate) struct PgError {
     pub(crate) message: String,
 }
 
+fn report_of(error: &CaughtError) -> &ErrorReportWithLevel {
+    match error {
+        CaughtError::PostgresError(report)
+        | CaughtError::ErrorReport(report)
+        | CaughtError::RustPanic {
+            ereport: report, ..
+        } => report,
+    }
+}
+
+/// Whether the server itself has cancelled the statement: for a user or a time-out. Anybody can raise the same SQLSTATE.
+pub(crate) fn is_cancel(error: &CaughtError) -> bool {
+    let report = report_of(error);
+    report.sql_error_code() == PgSqlErrorCode::ERRCODE_QUERY_CANCELED
+        && report.function_name() == Some("ProcessInterrupts")
+}
+
 impl PgError {
     pub(crate) fn from_caught(error: &CaughtError) -> Self {
-        match error {
-            CaughtError::PostgresError(report)
-            | CaughtError::ErrorReport(report)
-            | CaughtError::RustPanic {
-                ereport: report, ..
-            } => Self {
-                code: report.sql_error_code(),
-                message: report.message().to_owned(),
-            },
+        let report = report_of(error);
+        Self {
+            code: report.sql_error_code(),
+            message: report.message().to_owned(),
         }
     }
 
-    /// The message with its SQLSTATE, as states and dead letters keep it. The detail stays out: it may quote a row's values.
+    /// The message with its SQLSTATE, as states, dead letters and the log keep it. Values stay out: the detail may quote a row's,
+    /// and what stands between quotes in an error about data (class 22) is the piece of it that does not fit.
     pub(crate) fn summary(&self) -> String {
-        format!("{} (SQLSTATE {})", self.message, sqlstate(self.code))
+        let code = sqlstate(self.code);
+        let message = if code.starts_with("22") {
+            without_quoted(&self.message)
+        } else {
+            Cow::Borrowed(self.message.as_str())
+        };
+        format!("{message} (SQLSTATE {code})")
+    }
+}
+
+/// A text without what stands between its first double quote and its last.
+fn without_quoted(text: &str) -> Cow<'_, str> {
+    match (text.find('"'), text.rfind('"')) {
+        (Some(first), Some(last)) => {
+            let rest = if first < last { &text[last..] } else { "" };
+            Cow::Owned(format!("{}…{rest}", &text[..=first]))
+        }
+        _ => Cow::Borrowed(text),
     }
 }
 
 /// The five characters of an error code.
-pub(crate) fn sqlstate(code: PgSqlErrorCode) -> String {
+fn sqlstate(code: PgSqlErrorCode) -> String {
     let mut packed = code as i32;
     (0..5)
         .map(|_| {
@@ -110,4 +142,40 @@ pub(crate) fn sqlstate(code: PgSqlErrorCode) -> String {
             character
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(code: PgSqlErrorCode, message: &str) -> String {
+        let message = message.to_owned();
+        PgError { code, message }.summary()
+    }
+
+    #[test]
+    fn errors_about_data_do_not_show_it() {
+        let code = PgSqlErrorCode::ERRCODE_INVALID_TEXT_REPRESENTATION;
+        for (message, shown) in [
+            (
+                "invalid input syntax for type numeric: \"4711\"",
+                "invalid input syntax for type numeric: \"…\"",
+            ),
+            (
+                "invalid input value for enum e: \"a\"b\"",
+                "invalid input value for enum e: \"…\"",
+            ),
+            ("half \"a quote", "half \"…"),
+            ("none", "none"),
+        ] {
+            assert_eq!(summary(code, message), format!("{shown} (SQLSTATE 22P02)"));
+        }
+    }
+
+    #[test]
+    fn errors_about_objects_name_them() {
+        let code = PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE;
+        let told = summary(code, "relation \"a.b\" does not exist");
+        assert_eq!(told, "relation \"a.b\" does not exist (SQLSTATE 42P01)");
+    }
 }

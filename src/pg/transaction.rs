@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgLogLevel, PgTryBuilder};
 
-use super::error::{PgError, sqlstate};
+use super::error::{PgError, is_cancel};
 
 /// Runs `body` in a transaction of its own, in a process that has none open. An error rolls it back and is returned.
 pub(crate) fn run<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
@@ -55,11 +55,7 @@ pub(crate) fn nested<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
             pg_sys::RollbackAndReleaseCurrentSubTransaction();
             pg_sys::MemoryContextSwitchTo(context);
             pg_sys::CurrentResourceOwner = owner;
-            if matches!(
-                PgError::from_caught(&caught).code,
-                pgrx::PgSqlErrorCode::ERRCODE_QUERY_CANCELED
-            ) && pg_sys::MyBgworkerEntry.is_null()
-            {
+            if is_cancel(&caught) && pg_sys::MyBgworkerEntry.is_null() {
                 caught.rethrow();
             }
             Err(PgError::from_caught(&caught))
@@ -76,10 +72,6 @@ pub(crate) fn log(level: PgLogLevel, context: &str, error: &PgError) {
     pgrx::ereport!(
         level,
         error.code,
-        format!(
-            "pg_outbox: {context}: {} (SQLSTATE {})",
-            error.message,
-            sqlstate(error.code)
-        )
+        format!("pg_outbox: {context}: {}", error.summary())
     );
 }
