@@ -2,6 +2,14 @@
 
 revoke all on all functions in schema outbox from public;
 revoke all on all tables in schema outbox from public;
+do $$
+declare
+    one regtype;
+begin
+    for one in select t.oid from pg_type t where t.typnamespace = 'outbox'::regnamespace and t.typcategory <> 'A' loop
+        execute format('revoke all on type %s from public', one);
+    end loop;
+end $$;
 
 select pg_catalog.pg_extension_config_dump('outbox.events', '');
 select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.events', 'seq'), '');

@@ -12,37 +12,70 @@ create function outbox.may_pull(role oid, sink text) returns boolean
     return has_function_privilege(role, 'outbox.read(text, int, text)', 'execute')
         or exists (select from outbox.sink_grants g where g.sink = may_pull.sink and pg_has_role(may_pull.role, g.role, 'usage'));
 
--- The statements that make up a privilege, with %s for the verb (grant … to, revoke … from) and the role.
+-- What the privilege emit is in the table of a stream. Positions are not an application's to choose: a row with a txid or a seq of
+-- its own would be read too early or never, and a seq that is drawn later would collide with it.
+create function outbox.emit_part(relation regclass) returns text
+    language sql stable set search_path = pg_catalog, outbox, pg_temp
+    return format('insert (id, topic, source, subject, tenant, "time", payload, headers) on table %s', relation);
+
+-- What a privilege is made of, as it stands between grant or revoke and the role. "pull" is what read comes to when it is limited
+-- to sinks.
 create function outbox.privilege_parts(privilege text) returns setof text
     language plpgsql stable set search_path = pg_catalog, outbox, pg_temp as $$
-declare
-    parts text[];
-    s record;
 begin
-    if privilege not in ('emit', 'read', 'operate', 'secrets') or privilege is null then
-        raise exception 'privilege % is not known', coalesce(quote_literal(left(privilege, 60)), 'null')
-            using errcode = '22023', detail = 'It is one of emit, read, operate and secrets.';
-    end if;
     return next 'usage on schema outbox';
     if privilege = 'emit' then
-        return next 'execute on function outbox.emit(text, jsonb, text, text, text, jsonb, text, text), outbox.new_id()';
-        for s in select relation from outbox.streams loop
-            return next format('insert on %s', s.relation);
-        end loop;
+        return next 'execute on function outbox.emit(text, jsonb, text, text, text, jsonb, text, text)';
+        return next 'execute on function outbox.new_id()';
+        return query select outbox.emit_part(s.relation) from outbox.streams s;
     elsif privilege = 'read' then
-        return next 'execute on function outbox.read(text, int, text), outbox.tail(text), outbox.save_cursor(text, text, text), '
-            'outbox.cursor(text), outbox.drop_cursor(text), outbox.poll(text, int), outbox.ack(text, text), '
-            'outbox.format_position(xid8, bigint, text), outbox.parse_position(text)';
+        return query select 'execute on function outbox.' || f from unnest(array[
+            'read(text, int, text)', 'tail(text)', 'save_cursor(text, text, text)', 'cursor(text)', 'drop_cursor(text)',
+            'poll(text, int)', 'ack(text, text)', 'format_position(xid8, bigint, text)', 'parse_position(text)']) f;
+    elsif privilege = 'pull' then
+        return query select 'execute on function outbox.' || f from unnest(array['poll(text, int)', 'ack(text, text)']) f;
     elsif privilege = 'operate' then
-        return next 'select on outbox.status, outbox.sinks, outbox.cursors, outbox.dead_letters, outbox.streams, outbox.sink_health';
-        return next 'execute on function outbox.sink_status(), outbox.tick(text), outbox.start(), outbox.stop(), outbox.prune(text), '
-            'outbox.create_sink(text, text, jsonb, text, text, text[], text, text, regprocedure, int, text, text, boolean), '
-            'outbox.alter_sink(text, jsonb, text[], text, text, regprocedure, int, text, text, boolean), '
-            'outbox.pause_sink(text), outbox.resume_sink(text), outbox.drop_sink(text), '
-            'outbox.redeliver(text, text), outbox.discard(text, text), outbox.create_stream(text), outbox.drop_stream(text), '
-            'outbox.format_position(xid8, bigint, text), outbox.parse_position(text)';
-    else
+        -- With the type one makes functions that take events.
+        return next 'usage on type outbox.event';
+        return query select 'select on table outbox.' || t from unnest(array[
+            'status', 'sinks', 'cursors', 'dead_letters', 'streams', 'sink_health']) t;
+        return query select 'execute on function outbox.' || f from unnest(array[
+            'sink_status()', 'tick(text)', 'start()', 'stop()', 'prune(text)',
+            'create_sink(text, text, jsonb, text, text, text[], text, text, regprocedure, int, text, text, boolean)',
+            'alter_sink(text, jsonb, text[], text, text, regprocedure, int, text, text, boolean)',
+            'pause_sink(text)', 'resume_sink(text)', 'drop_sink(text)', 'redeliver(text, text)', 'discard(text, text)',
+            'create_stream(text)', 'drop_stream(text)', 'format_position(xid8, bigint, text)', 'parse_position(text)']) f;
+    elsif privilege = 'secrets' then
         return next 'execute on function outbox.set_secret(text, text[])';
+    end if;
+end $$;
+
+-- The privileges that a role has been given itself, not by way of a role that it is a member of.
+create function outbox.privileges_of(role regrole) returns setof text
+    language sql stable set search_path = pg_catalog, outbox, pg_temp
+    begin atomic
+        select m.privilege
+          from (values ('emit', 'outbox.emit(text, jsonb, text, text, text, jsonb, text, text)'::regprocedure),
+                       ('read', 'outbox.read(text, int, text)'), ('operate', 'outbox.tick(text)'),
+                       ('secrets', 'outbox.set_secret(text, text[])')) m (privilege, mark)
+          join pg_proc p on p.oid = m.mark cross join aclexplode(p.proacl) a
+         where a.grantee = privileges_of.role and a.privilege_type = 'EXECUTE'
+        union
+        select 'pull' from outbox.sink_grants g where g.role = privileges_of.role;
+    end;
+
+create function outbox.check_grant(role regrole, privilege text, sinks text[]) returns void
+    language plpgsql stable set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    if privilege is null or privilege not in ('emit', 'read', 'operate', 'secrets') then
+        raise exception 'privilege % is not known', coalesce(quote_literal(left(privilege, 60)), 'null')
+            using errcode = '22023', detail = 'It is one of emit, read, operate and secrets.';
+    elsif role is null then
+        raise exception 'a privilege needs a role' using errcode = '22023', detail = 'The role is null.';
+    elsif not exists (select from pg_roles r where r.oid = role) then
+        raise exception 'role % does not exist', role using errcode = '42704';
+    elsif sinks is not null and privilege <> 'read' then
+        raise exception 'only the privilege read can be limited to sinks' using errcode = '22023';
     end if;
 end $$;
 
@@ -51,55 +84,45 @@ create function outbox.grant(role regrole, privilege text, sinks text[] default 
 declare
     part text;
     one text;
+    kind text;
 begin
-    if sinks is not null then
-        if privilege is distinct from 'read' then
-            raise exception 'only the privilege read can be limited to sinks' using errcode = '22023';
+    perform outbox.check_grant(role, privilege, sinks);
+    foreach one in array coalesce(sinks, '{}') loop
+        select s.kind into kind from outbox.sinks s where s.id = one;
+        if not found then
+            perform outbox.no_such_sink(one);
+        elsif kind <> 'pull' then
+            raise exception 'sink "%" is of kind %, not pull', one, kind
+                using errcode = '22023', detail = 'Its events are delivered to it; there is nothing to read.';
         end if;
-        foreach one in array sinks loop
-            if not exists (select from outbox.sinks s where s.id = one) then
-                perform outbox.no_such_sink(one);
-            end if;
-            insert into outbox.sink_grants (sink, role) values (one, grant.role) on conflict do nothing;
-        end loop;
-        execute format('grant usage on schema outbox to %s', role);
-        execute format('grant execute on function outbox.poll(text, int), outbox.ack(text, text) to %s', role);
-        return;
-    end if;
-    for part in select outbox.privilege_parts(privilege) loop
+        insert into outbox.sink_grants (sink, role) values (one, grant.role) on conflict do nothing;
+    end loop;
+    for part in select outbox.privilege_parts(case when sinks is null then privilege else 'pull' end) loop
         execute format('grant %s to %s', part, role);
     end loop;
 end $$;
 comment on function outbox.grant(regrole, text, text[]) is
     'gives a role the privilege emit, read, operate or secrets; read may be limited to named pull sinks. Errors: 22023 for an unknown '
-    'privilege, 42704 for an unknown role or sink';
+    'privilege or a sink that is not pulled from, 42704 for an unknown role or sink';
 
 create function outbox.revoke(role regrole, privilege text, sinks text[] default null) returns void
     language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
 declare
     part text;
+    rest text[];
 begin
-    if privilege is not distinct from 'read' then
+    perform outbox.check_grant(role, privilege, sinks);
+    if privilege = 'read' then
         delete from outbox.sink_grants g where g.role = revoke.role and (sinks is null or g.sink = any (sinks));
-        if sinks is not null then
-            return;
-        end if;
     end if;
-    for part in select outbox.privilege_parts(privilege) loop
-        -- The schema stays: it gives nothing by itself, and another privilege may need it.
-        if part not like 'usage on schema %' then
-            execute format('revoke %s from %s', part, role);
-        end if;
+    -- What is shared stays with what is left; the schema goes with the last.
+    rest := array(select p from outbox.privileges_of(role) p where sinks is not null or p <> privilege);
+    for part in
+        select outbox.privilege_parts(case when sinks is null then privilege else 'pull' end)
+        except select parts from unnest(rest) r, outbox.privilege_parts(r) parts
+    loop
+        execute format('revoke %s from %s', part, role);
     end loop;
-    -- What two privileges share stays with the one that is left.
-    if privilege in ('read', 'operate') then
-        for part in
-            select p from unnest(array['read', 'operate']) other, lateral outbox.privilege_parts(other) p
-             where other <> privilege
-               and has_function_privilege(role, case other when 'read' then 'outbox.tail(text)' else 'outbox.start()' end, 'execute')
-        loop
-            execute format('grant %s to %s', part, role);
-        end loop;
-    end if;
 end $$;
-comment on function outbox.revoke(regrole, text, text[]) is 'takes a privilege back that outbox.grant gave. Errors as outbox.grant';
+comment on function outbox.revoke(regrole, text, text[]) is
+    'takes a privilege back that outbox.grant gave; from sinks named, or of read all, also where it was limited to sinks. Errors as outbox.grant';

@@ -51,7 +51,7 @@ comment on table outbox.clusters is 'system identifiers of the clusters whose tr
 
 -- The table of a stream: also used for the built-in ones, so that all are of one shape.
 create function outbox.make_stream_table(name text, relation text) returns void
-    language plpgsql as $$
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
 begin
     -- txid stands before seq: defaults are evaluated in this order, and a transaction must have its id before it draws its first
     -- seq, or the floor below which nothing undelivered can lie (src/dispatch/window.rs) would not hold.
@@ -68,13 +68,13 @@ begin
             payload jsonb,
             headers jsonb default nullif(current_setting('outbox.headers', true), '')::jsonb
         )$sql$, relation);
+    execute format('revoke all on type outbox.%I from public', relation);
     execute format('create index %I on outbox.%I (txid, seq)', relation || '_position', relation);
     execute format('create trigger outbox_wake before insert on outbox.%I for each statement execute function outbox.wake()', relation);
     execute format('comment on table outbox.%I is %L', relation, 'events of the stream ' || name || '; the position of an event is (txid, seq)');
     insert into outbox.streams (name, relation, sequence)
     values (name, format('outbox.%I', relation)::regclass, pg_get_serial_sequence(format('outbox.%I', relation), 'seq')::regclass);
 end $$;
-revoke all on function outbox.make_stream_table(text, text) from public;
 
 select outbox.make_stream_table('outbox', 'events');
 update outbox.streams set builtin = true where name = 'outbox';
@@ -98,7 +98,7 @@ comment on function outbox.emit(text, jsonb, text, text, text, jsonb, text, text
 create function outbox.create_stream(name text) returns void
     language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
 declare
-    acl record;
+    emitter regrole;
 begin
     if name is null or name !~ '^[a-z_][a-z0-9_]{0,39}$' then
         raise exception 'stream name % is not allowed', coalesce(quote_literal(name), 'null')
@@ -113,14 +113,11 @@ begin
             using errcode = '22023', detail = 'A relation of the extension has this name.', hint = 'Choose another name.';
     end if;
     perform outbox.make_stream_table(name, name);
-    -- Whoever may emit or read has that privilege in every stream, later ones too.
-    for acl in
-        select a.grantee::regrole as grantee, a.privilege_type
-          from pg_class c cross join aclexplode(c.relacl) a
-         where c.oid = 'outbox.events'::regclass and a.grantee <> 0 and a.grantee <> c.relowner
-           and a.privilege_type in ('INSERT', 'SELECT')
+    -- Whoever may emit may do so into every stream, later ones too.
+    for emitter in
+        select r.oid from pg_roles r where r.oid <> current_user::regrole and 'emit' in (select outbox.privileges_of(r.oid))
     loop
-        execute format('grant %s on outbox.%I to %s', acl.privilege_type, name, acl.grantee);
+        execute format('grant %s to %s', outbox.emit_part(format('outbox.%I', name)::regclass), emitter);
     end loop;
 end $$;
 comment on function outbox.create_stream(text) is
