@@ -8,7 +8,7 @@ use crate::envelope::Position;
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::security::{self, Path, as_extension};
 use crate::pg::spi::{Arg, Spi, connected};
-use crate::pg::transaction;
+use crate::pg::{expression, transaction};
 use crate::sinks::{self as kinds, Config, ConfigError};
 use crate::store::events;
 use crate::store::sinks::{self, Grouping, NewSink, SinkRow};
@@ -70,7 +70,8 @@ fn create_sink(
         filter: true,
         transform: true,
     };
-    check(&mut sink, code).or_raise();
+    let config = check(&mut sink, code).or_raise();
+    may_use_files(&config, sink.owner).or_raise();
     as_extension(|| {
         connected(|spi| {
             rebase::if_moved(spi);
@@ -102,22 +103,24 @@ fn alter_sink(
 ) {
     let caller = security::current_role();
     let id = id.unwrap_or_default();
-    let before = as_extension(|| connected(|spi| sinks::named(spi, id)));
+    let before = as_extension(|| connected(|spi| sinks::named_to_change(spi, id)));
     let mut sink = before.ok_or_else(|| unknown(id)).or_raise();
     let code = Code {
         function: config.is_some() && sink.kind == "function",
-        filter: filter.is_some_and(|filter| !filter.is_empty()),
+        filter: filter.is_some(),
         transform: transform.is_some(),
     };
-    if code.any() && !security::has_rights_of(caller, sink.owner) {
+    // What code makes of events with its owner's rights goes where the config says.
+    let leads_elsewhere = config.is_some() && (sink.filter.is_some() || sink.transform.is_some());
+    if (code.any() || leads_elsewhere) && !security::has_rights_of(caller, sink.owner) {
         Complaint::denied(format!("the code of sink \"{id}\" belongs to another role"))
             .detail(
-                "Its function, filter and transform run with the rights of the role that made it.",
+                "Its function, filter and transform run with the rights of the role that made it, and go where its config says.",
             )
             .hint("Make a sink of your own, or have its owner change it.")
             .raise();
     }
-    if let Some(config) = config {
+    if let Some(config) = &config {
         sink.config = config.0.to_string();
     }
     if topics.is_some() {
@@ -142,7 +145,10 @@ fn alter_sink(
         sink.isolation = isolation.to_owned();
     }
     sink.enabled = enabled.unwrap_or(sink.enabled);
-    check(&mut sink, code).or_raise();
+    let checked = check(&mut sink, code).or_raise();
+    if config.is_some() {
+        may_use_files(&checked, caller).or_raise();
+    }
     as_extension(|| connected(|spi| sinks::update(spi, &sink)));
 }
 
@@ -218,7 +224,7 @@ fn checked_grouping(grouping: &str) -> Result<Grouping, Complaint> {
 }
 
 /// Checks what a sink is made of; fills in what `function` refers to.
-fn check(sink: &mut SinkRow, code: Code) -> Result<(), Complaint> {
+fn check(sink: &mut SinkRow, code: Code) -> Result<Config, Complaint> {
     let value = serde_json::from_str(&sink.config)
         .map_err(|_| Complaint::bad_argument("config is not readable as JSON"))?;
     let config = kinds::parse(&sink.kind, &value)?;
@@ -252,7 +258,19 @@ fn check(sink: &mut SinkRow, code: Code) -> Result<(), Complaint> {
     if let (Some(filter), true) = (&sink.filter, code.filter) {
         check_filter(filter, sink.owner)?;
     }
-    Ok(())
+    Ok(config)
+}
+
+/// A file that a new config names is read by the server, and what comes of it is told: that is not for everybody to ask for.
+fn may_use_files(config: &Config, caller: pg_sys::Oid) -> Result<(), Complaint> {
+    match config.file() {
+        Some(key) if !security::may_read_files(caller) => Err(Complaint::denied(format!(
+            "permission denied for \"{key}\" in the config of a sink"
+        ))
+        .detail("It has the server read a file.")
+        .hint("Membership of pg_read_server_files allows it.")),
+        _ => Ok(()),
+    }
 }
 
 /// What a function must look like.
@@ -308,13 +326,13 @@ fn check_function(
     owner: pg_sys::Oid,
 ) -> Result<(), Complaint> {
     let wanted = match shape {
-        Shape::Sink => "p.pronargs = 1 and p.proargtypes[0] = $2 and p.prokind = 'f'",
-        Shape::Transform => {
-            "p.pronargs = 1 and p.proargtypes[0] = $2 and p.prorettype = 'jsonb'::regtype and not p.proretset and p.prokind = 'f'"
-        }
+        Shape::Sink => "true",
+        Shape::Transform => "p.prorettype = 'jsonb'::regtype and not p.proretset",
     };
     let sql = format!(
-        "select p.oid::regprocedure::text, {wanted}, has_function_privilege($3, p.oid, 'execute') from pg_catalog.pg_proc p where p.oid = $1"
+        "select p.oid::regprocedure::text,
+                p.prokind = 'f' and p.pronargs = 1 and p.proargtypes[0] = $2 and p.provariadic = 0 and {wanted},
+                has_function_privilege($3, p.oid, 'execute') from pg_catalog.pg_proc p where p.oid = $1"
     );
     let found = as_extension(|| {
         connected(|spi| {
@@ -363,7 +381,7 @@ fn check_filter(filter: &str, owner: pg_sys::Oid) -> Result<(), Complaint> {
     };
     let planned = transaction::nested(|| {
         security::as_role(owner, Path::Ours, || {
-            security::is_single_select(&sql)?;
+            expression::check(filter)?;
             let element = events::event_type();
             connected(|spi| spi.check(&sql, &[Arg::Records(&[], element)]));
             Ok::<(), Complaint>(())

@@ -6,7 +6,7 @@ use pgrx::prelude::*;
 use crate::dispatch::Floors;
 use crate::pg::call::{Arguments, TupleStore};
 use crate::pg::error::{Complaint, OrRaise};
-use crate::pg::security::as_extension;
+use crate::pg::security::{self, as_extension};
 use crate::pg::spi::{Arg, connected};
 use crate::pg::{background, catalog, lock, shmem};
 use crate::settings;
@@ -78,7 +78,19 @@ fn stop() -> bool {
 
 #[pg_extern(sql = false)]
 fn tick(call: pg_sys::FunctionCallInfo) {
+    if security::is_restricted() {
+        Complaint::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "outbox.tick cannot run within the code of a sink",
+        )
+        .raise();
+    }
     let wanted = Arguments::of(call).text(0);
+    // A function sink has what is deferred checked before its function returns. What the caller has deferred so far is checked
+    // here, with the caller's own rights: a trigger must never run with those of the extension, or of a sink's owner.
+    connected(|spi| {
+        spi.write("set constraints all immediate", &[]);
+    });
     let store = TupleStore::of(call);
     as_extension(|| {
         connected(|spi| {

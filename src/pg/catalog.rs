@@ -65,6 +65,20 @@ pub(crate) fn role_exists(role: pg_sys::Oid) -> bool {
     unsafe { !pg_sys::GetUserNameFromId(role, true).is_null() }
 }
 
+/// The qualified, quoted name that a function has now; a transaction is open.
+pub(crate) fn function_name(function: pg_sys::Oid) -> Option<String> {
+    // SAFETY: catalog look-ups that return null, or InvalidOid, for what is gone; the strings live as long as the transaction.
+    unsafe {
+        let name = pg_sys::get_func_name(function);
+        let schema = pg_sys::get_namespace_name(pg_sys::get_func_namespace(function));
+        if name.is_null() || schema.is_null() {
+            return None;
+        }
+        let qualified = CStr::from_ptr(pg_sys::quote_qualified_identifier(schema, name));
+        Some(super::spi::to_utf8(qualified.to_bytes()))
+    }
+}
+
 /// The identifier of this cluster, as pg_control_system() shows it.
 pub(crate) fn system_identifier() -> i64 {
     // SAFETY: reads shared memory that is set at the server's start.

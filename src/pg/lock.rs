@@ -1,6 +1,14 @@
 //! Locks: the lease of a sink, and two looks at whether somebody wants this database or the extension gone.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use pgrx::pg_sys;
+
+thread_local! {
+    /// Leases that this session has taken and not given back. It may have lost some since.
+    static LEASES: RefCell<BTreeSet<i32>> = const { RefCell::new(BTreeSet::new()) };
+}
 
 /// A lease is an advisory lock of a kind (fourth field 3) that no SQL function can take, so that no user is able to hold it by
 /// accident or on purpose. It shows in pg_locks as `advisory` with objsubid 3.
@@ -40,10 +48,29 @@ pub(crate) fn take_lease(number: i32) -> bool {
     if holds_lease(number) {
         return true;
     }
-    try_acquire(&tag, EXCLUSIVE, true) != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+    let taken =
+        try_acquire(&tag, EXCLUSIVE, true) != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+    if taken {
+        LEASES.with_borrow_mut(|leases| leases.insert(number));
+    }
+    taken
 }
 
-/// Whether this session holds the lease. User code that runs in a worker can lose it: pg_advisory_unlock_all().
+/// Runs what a user supplied, and takes the leases again that it may have given away: pg_advisory_unlock_all() is everybody's to
+/// call. One that another session was quick enough to take is lost, which whoever holds it notices before the next save.
+pub(crate) fn keeping_leases<R>(body: impl FnOnce() -> R) -> R {
+    let held = LEASES.with_borrow(|leases| {
+        let held = leases.iter().filter(|&&number| holds_lease(number));
+        held.copied().collect::<Vec<_>>()
+    });
+    let result = body();
+    for number in held {
+        take_lease(number);
+    }
+    result
+}
+
+/// Whether this session holds the lease.
 pub(crate) fn holds_lease(number: i32) -> bool {
     // SAFETY: looks into this process' own lock table.
     #[cfg(any(feature = "pg15", feature = "pg16"))]
@@ -61,6 +88,7 @@ pub(crate) fn give_lease_back(number: i32) {
     if holds_lease(number) {
         release(&lease_tag(number), EXCLUSIVE, true);
     }
+    LEASES.with_borrow_mut(|leases| leases.remove(&number));
 }
 
 /// Turns the session's lease into one that ends with the open transaction, so that the next holder sees what this one committed.
@@ -68,6 +96,7 @@ pub(crate) fn give_lease_back_at_commit(number: i32) {
     let tag = lease_tag(number);
     try_acquire(&tag, EXCLUSIVE, false);
     release(&tag, EXCLUSIVE, true);
+    LEASES.with_borrow_mut(|leases| leases.remove(&number));
 }
 
 /// Whether DROP DATABASE, RENAME or CREATE DATABASE … TEMPLATE waits for this database's sessions to leave. Needs no

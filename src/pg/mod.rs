@@ -8,6 +8,7 @@ pub(crate) mod background;
 pub(crate) mod call;
 pub(crate) mod catalog;
 pub(crate) mod error;
+pub(crate) mod expression;
 pub(crate) mod latch;
 pub(crate) mod lock;
 pub(crate) mod security;

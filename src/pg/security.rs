@@ -4,8 +4,6 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-use super::error::Complaint;
-
 /// Where names of our own statements are looked up, whatever the session's search_path says.
 pub(crate) const OUR_PATH: &CStr = c"pg_catalog, outbox, pg_temp";
 
@@ -57,12 +55,19 @@ fn set_local(name: &CStr, value: &CStr) {
     }
 }
 
+/// What SQL means must not depend on the session that it happens to run in, so this goes with every change of the user.
+fn set_language(path: &CStr) {
+    set_local(c"search_path", path);
+    set_local(c"standard_conforming_strings", c"on");
+    set_local(c"transform_null_equals", c"off");
+}
+
 /// Runs our own statements with the rights of the extension and a search_path of our own, for a caller whose privilege has been
-/// checked.
+/// checked. `body` must not fire what the caller has deferred: `set constraints` would run the caller's triggers with our rights.
 pub(crate) fn as_extension<R>(body: impl FnOnce() -> R) -> R {
     let back = Back::remember();
     let owner = pg_sys::Oid::from(pg_sys::BOOTSTRAP_SUPERUSERID);
-    set_local(c"search_path", OUR_PATH);
+    set_language(OUR_PATH);
     // SAFETY: the context keeps SET ROLE and the like out.
     unsafe {
         pg_sys::SetUserIdAndSecContext(
@@ -80,22 +85,25 @@ pub(crate) fn as_extension<R>(body: impl FnOnce() -> R) -> R {
 pub(crate) enum Path {
     /// Only pg_catalog and outbox: an expression whose other names are qualified.
     Ours,
-    /// As a session of this database starts with: for functions that were written to be called from one.
+    /// As a session starts with: for functions that were written to be called from one. Temporary objects come last here too,
+    /// for they are those of whoever owns the session, and that may be another role than the one that supplied the function.
     Session,
+}
+
+impl Path {
+    fn names(self) -> &'static CStr {
+        match self {
+            Path::Ours => OUR_PATH,
+            Path::Session => c"\"$user\", public, pg_temp",
+        }
+    }
 }
 
 /// Runs what a user supplied with that user's rights, in a security-restricted context: it can neither become somebody else nor
 /// leave something behind that runs later with our rights.
 pub(crate) fn as_role<R>(role: pg_sys::Oid, path: Path, body: impl FnOnce() -> R) -> R {
     let back = Back::remember();
-    set_local(
-        c"search_path",
-        if path == Path::Ours {
-            OUR_PATH
-        } else {
-            c"\"$user\", public"
-        },
-    );
+    set_language(path.names());
     let restricted = back.context
         | pg_sys::SECURITY_LOCAL_USERID_CHANGE.cast_signed()
         | pg_sys::SECURITY_RESTRICTED_OPERATION.cast_signed();
@@ -118,25 +126,13 @@ pub(crate) fn has_rights_of(role: pg_sys::Oid, of: pg_sys::Oid) -> bool {
     unsafe { pg_sys::has_privs_of_role(role, of) }
 }
 
-/// Checks that an expression is one expression: nothing before it, nothing behind it.
-pub(crate) fn is_single_select(sql: &str) -> Result<(), Complaint> {
-    let text = std::ffi::CString::new(sql)
-        .map_err(|_| Complaint::bad_argument("an expression holds a zero byte"))?;
-    // SAFETY: the raw parser on a terminated string; a syntax error is raised.
-    unsafe {
-        let parsed = pg_sys::raw_parser(text.as_ptr(), pg_sys::RawParseMode::RAW_PARSE_DEFAULT);
-        let count = if parsed.is_null() {
-            0
-        } else {
-            (*parsed).length
-        };
-        let first = (count == 1).then(|| pg_sys::list_nth(parsed, 0).cast::<pg_sys::RawStmt>());
-        if first
-            .is_some_and(|statement| (*(*statement).stmt).type_ == pg_sys::NodeTag::T_SelectStmt)
-        {
-            Ok(())
-        } else {
-            Err(Complaint::bad_argument("it is not one SQL expression"))
-        }
-    }
+/// Whether code that a user supplied is running: what must not be done from in there asks for it.
+pub(crate) fn is_restricted() -> bool {
+    // SAFETY: reads a global.
+    unsafe { pg_sys::InSecurityRestrictedOperation() }
+}
+
+/// Whether a role may have the server read a file that it names.
+pub(crate) fn may_read_files(role: pg_sys::Oid) -> bool {
+    has_rights_of(role, pg_sys::Oid::from(pg_sys::ROLE_PG_READ_SERVER_FILES))
 }

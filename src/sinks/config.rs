@@ -57,6 +57,14 @@ impl Config {
         }
     }
 
+    /// The key that names a file of the server's, if there is one.
+    pub(crate) fn file(&self) -> Option<&'static str> {
+        match self {
+            Config::Http(http) => http.file(),
+            Config::Function(_) | Config::Pull => None,
+        }
+    }
+
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Config::Function(_) => "function",

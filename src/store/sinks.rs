@@ -105,6 +105,15 @@ pub(crate) fn named(spi: &Spi, id: &str) -> Option<SinkRow> {
     .first(sink)
 }
 
+/// The same, kept from being changed by anybody else until the transaction ends.
+pub(crate) fn named_to_change(spi: &Spi, id: &str) -> Option<SinkRow> {
+    spi.write(
+        &format!("select {COLUMNS} from outbox.sinks where id = $1 for update"),
+        &[Arg::Text(Some(id))],
+    )
+    .first(sink)
+}
+
 /// Whether a sink is still there, and not another one of its id.
 pub(crate) fn is_there(spi: &Spi, sink: &SinkRow) -> bool {
     spi.write(

@@ -18,6 +18,7 @@ mod reader;
 mod redelivery;
 pub(crate) mod shaping;
 pub(crate) mod tick;
+mod user_code;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

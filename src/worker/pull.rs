@@ -40,7 +40,6 @@ pub(crate) fn poll(
     }
     let horizon = stream.look(spi, &mut floors);
     let mut reader = Reader::new(
-        spi,
         sink,
         stream.clone(),
         cursor.place.clone(),

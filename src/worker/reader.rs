@@ -35,14 +35,13 @@ pub(crate) struct Reading {
 
 impl Reader {
     pub(crate) fn new(
-        spi: &Spi,
         sink: &SinkRow,
         stream: Stream,
         place: Place,
         text: bool,
         batch_size: usize,
     ) -> Result<Self, String> {
-        let shaping = Shaping::of(spi, sink)?;
+        let shaping = Shaping::of(sink)?;
         let topics = sink.topics.as_ref().map(|topics| {
             topics
                 .iter()

@@ -4,162 +4,180 @@
 //! event's delivery, so that a bad event and a broken filter are told apart by the same engine that tells a bad event from an
 //! outage.
 
-use crate::pg::catalog;
-use crate::pg::security::{self, Path};
-use crate::pg::spi::{Arg, Record, Spi, connected};
-use crate::pg::transaction;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use pgrx::pg_sys;
+
+use super::user_code::{self, FunctionStatement};
+use crate::pg::security::Path;
+use crate::pg::spi::{Arg, Record, UserStatement};
+use crate::pg::{catalog, expression, transaction};
 use crate::store::events::{self, Found};
 use crate::store::sinks::SinkRow;
 
-/// The SQL of a sink's filter and transform.
+/// A sink's filter and transform.
 #[derive(Debug, Clone)]
 pub(crate) struct Shaping {
-    sql: String,
-    owner: pgrx::pg_sys::Oid,
-    transforms: bool,
-    path: Path,
+    owner: pg_sys::Oid,
+    filter: Option<Rc<UserStatement>>,
+    transform: Option<FunctionStatement>,
 }
 
 /// An event as it came out: wanted, and perhaps not ready.
 pub(crate) type Shaped = (Found, Option<String>);
 
 /// The row that a filter's names refer to. The ordinal's name is nobody's column.
-const ROW: &str = r#"unnest($1) with ordinality as event (txid, seq, id, topic, source, subject, tenant, "time", payload, headers, outbox_ordinal)"#;
+const ROW: &str = r#"pg_catalog.unnest($1) with ordinality as event (txid, seq, id, topic, source, subject, tenant, "time", payload, headers, outbox_ordinal)"#;
 
-/// The statement that checks, or applies, a filter.
+const TRANSFORM_GONE: &str = "its transform does not exist any more";
+
+/// The statement that checks, or applies, a filter. The filter is one expression: [`expression::check`] has said so.
 pub(crate) fn filter_sql(filter: &str) -> String {
     // The line break ends a comment that the filter may end with.
     format!("select event.outbox_ordinal from {ROW} where (\n{filter}\n)")
 }
 
-/// The statement that applies a transform, given as a qualified name, and a filter.
-fn transform_sql(function: &str, filter: Option<&str>) -> String {
-    let condition = filter
-        .map(|filter| format!("where (\n{filter}\n)"))
-        .unwrap_or_default();
+/// The statement that applies a transform, given as a qualified name.
+fn transform_sql(function: &str) -> String {
     format!(
         r#"select t.outbox_ordinal, t.outbox_payload,
                   row(t.txid, t.seq, t.id, t.topic, t.source, t.subject, t.tenant, t."time", t.outbox_payload, t.headers)::outbox.event
              from (select event.*,
                           {function}(row(event.txid, event.seq, event.id, event.topic, event.source, event.subject, event.tenant,
                                          event."time", event.payload, event.headers)::outbox.event) as outbox_payload
-                     from {ROW} {condition} offset 0) t
+                     from {ROW} offset 0) t
             where t.outbox_payload is not null"#
     )
 }
 
 impl Shaping {
-    /// What a sink asks for; none if it takes events as they are. Fails if the transform is gone.
-    pub(crate) fn of(spi: &Spi, sink: &SinkRow) -> Result<Option<Self>, String> {
-        let transform = match sink.transform {
-            Some(oid) => {
-                Some(function_name(spi, oid).ok_or("its transform does not exist any more")?)
-            }
-            None => None,
-        };
-        let sql = match (&transform, &sink.filter) {
-            (None, None) => return Ok(None),
-            (None, Some(filter)) => filter_sql(filter),
-            (Some(function), filter) => transform_sql(function, filter.as_deref()),
-        };
-        let transforms = transform.is_some();
-        let path = if transforms {
-            Path::Session
-        } else {
-            Path::Ours
-        };
+    /// What a sink asks for; none if it takes events as they are.
+    ///
+    /// # Errors
+    /// If the transform is gone or the filter is no filter.
+    pub(crate) fn of(sink: &SinkRow) -> Result<Option<Self>, String> {
+        if sink.filter.is_none() && sink.transform.is_none() {
+            return Ok(None);
+        }
+        let filter = sink.filter.as_deref().map(filter_statement).transpose()?;
+        if sink
+            .transform
+            .is_some_and(|transform| catalog::function_name(transform).is_none())
+        {
+            return Err(TRANSFORM_GONE.to_owned());
+        }
         Ok(Some(Self {
-            sql,
             owner: sink.owner,
-            transforms,
-            path,
+            filter,
+            transform: sink
+                .transform
+                .map(|transform| FunctionStatement::new(transform, transform_sql)),
         }))
     }
 
     /// Applies it to events that carry their record. An error is found out event by event.
     pub(crate) fn apply(&self, found: Vec<Found>) -> Vec<Shaped> {
-        if found.is_empty() {
-            return Vec::new();
-        }
-        match self.run(&found) {
-            Ok(kept) => self.keep(found, kept),
-            Err(_) if found.len() > 1 => {
-                let mut shaped = Vec::with_capacity(found.len());
-                for one in found {
-                    shaped.extend(self.apply(vec![one]));
-                }
-                shaped
-            }
-            Err(error) => found
-                .into_iter()
-                .map(|one| (one, Some(error.clone())))
-                .collect(),
-        }
-    }
-
-    /// Ordinals of the events that are wanted, with what a transform made of each.
-    fn run(&self, found: &[Found]) -> Result<Vec<Kept>, String> {
-        if !catalog::role_exists(self.owner) {
-            return Err("the role that owns the sink does not exist any more".to_owned());
-        }
-        let records = found
-            .iter()
-            .filter_map(|found| found.record.clone())
-            .collect::<Vec<_>>();
-        let element = events::event_type();
-        let what = if self.transforms {
-            "transform"
-        } else {
-            "filter"
+        let shaped = found.into_iter().map(|found| (found, None)).collect();
+        let shaped = match &self.filter {
+            Some(filter) => step(shaped, &|records| self.kept(filter, records)),
+            None => shaped,
         };
-        transaction::nested(|| {
-            crate::pg::latch::interruptible(|| {
-                security::as_role(self.owner, self.path, || {
-                    connected(|spi| {
-                        spi.write(&self.sql, &[Arg::Records(&records, element)])
-                            .map(|row| Kept {
-                                ordinal: usize::try_from(row.i64(0).unwrap_or(0)).unwrap_or(0),
-                                made: self.transforms.then(|| (row.json(1), row.record(2))),
-                            })
-                    })
-                })
-            })
-        })
-        .map_err(|error| format!("{what}: {}", error.summary()))
-    }
-
-    fn keep(&self, found: Vec<Found>, kept: Vec<Kept>) -> Vec<Shaped> {
-        let mut kept = kept
-            .into_iter()
-            .map(|kept| (kept.ordinal, kept.made))
-            .collect::<std::collections::HashMap<_, _>>();
-        let mut shaped = Vec::with_capacity(kept.len());
-        for (index, mut one) in found.into_iter().enumerate() {
-            let Some(made) = kept.remove(&(index + 1)) else {
-                continue;
-            };
-            if let Some((payload, record)) = made {
-                one.event.payload = payload;
-                one.record = record;
-            }
-            shaped.push((one, None));
+        match &self.transform {
+            Some(transform) => step(shaped, &|records| self.made(transform, records)),
+            None => shaped,
         }
-        shaped
+    }
+
+    /// The events that pass the filter.
+    fn kept(&self, filter: &UserStatement, records: &[Record]) -> Result<Kept, String> {
+        let element = events::event_type();
+        // Names in it are looked up as they were when it was checked.
+        user_code::run(self.owner, Path::Ours, |spi| {
+            let rows = spi.run_user(filter, &[Arg::Records(records, element)]);
+            let kept = rows.map(|row| (ordinal(row.i64(0)), Made::AsItIs));
+            kept.into_iter().collect()
+        })
+        .map_err(|error| format!("filter: {error}"))
+    }
+
+    /// What the transform makes of the events; those that it skips are left out.
+    fn made(&self, transform: &FunctionStatement, records: &[Record]) -> Result<Kept, String> {
+        let statement = transform.now().ok_or(TRANSFORM_GONE)?;
+        let element = events::event_type();
+        user_code::run(self.owner, Path::Session, |spi| {
+            let rows = spi.run_user(&statement, &[Arg::Records(records, element)]);
+            let made = rows.map(|row| {
+                let made = Made::Anew(row.json(1), row.record(2));
+                (ordinal(row.i64(0)), made)
+            });
+            made.into_iter().collect()
+        })
+        .map_err(|error| format!("transform: {error}"))
     }
 }
 
-struct Kept {
-    ordinal: usize,
-    made: Option<(Option<String>, Option<Record>)>,
+/// A filter as the sink's row has it, which is looked at once more before it is put into a statement.
+fn filter_statement(filter: &str) -> Result<Rc<UserStatement>, String> {
+    match transaction::nested(|| expression::check(filter)) {
+        Ok(Ok(())) => Ok(Rc::new(UserStatement::new(filter_sql(filter)))),
+        Ok(Err(complaint)) => Err(format!("filter: {}", complaint.message)),
+        Err(error) => Err(format!("filter: {}", error.summary())),
+    }
 }
 
-/// The qualified, quoted name of a function.
-pub(crate) fn function_name(spi: &Spi, oid: pgrx::pg_sys::Oid) -> Option<String> {
-    spi.read(
-        "select format('%I.%I', n.nspname, p.proname) from pg_catalog.pg_proc p
-           join pg_catalog.pg_namespace n on n.oid = p.pronamespace where p.oid = $1",
-        &[Arg::Oid(Some(oid))],
-    )
-    .first(|row| row.text(0))
-    .flatten()
+/// What is left of the events that a step was given, by their place among them, counted from 1.
+type Kept = HashMap<usize, Made>;
+
+enum Made {
+    AsItIs,
+    Anew(Option<String>, Option<Record>),
+}
+
+fn ordinal(value: Option<i64>) -> usize {
+    value
+        .and_then(|value| usize::try_from(value).ok())
+        .unwrap_or(0)
+}
+
+/// Takes events through one step. Those that are not ready stay so; an error is found out event by event.
+fn step(shaped: Vec<Shaped>, run: &dyn Fn(&[Record]) -> Result<Kept, String>) -> Vec<Shaped> {
+    let ready = shaped.iter().filter(|(_, problem)| problem.is_none());
+    let records = ready
+        .filter_map(|(found, _)| found.record.clone())
+        .collect::<Vec<_>>();
+    if records.is_empty() {
+        return shaped;
+    }
+    match run(&records) {
+        Ok(kept) => keep(shaped, kept),
+        Err(error) if shaped.len() == 1 => shaped
+            .into_iter()
+            .map(|(found, _)| (found, Some(error.clone())))
+            .collect(),
+        Err(_) => shaped
+            .into_iter()
+            .flat_map(|one| step(vec![one], run))
+            .collect(),
+    }
+}
+
+fn keep(shaped: Vec<Shaped>, mut kept: Kept) -> Vec<Shaped> {
+    let mut left = Vec::with_capacity(shaped.len());
+    let mut ordinal = 0;
+    for (mut found, problem) in shaped {
+        if problem.is_none() {
+            ordinal += 1;
+            match kept.remove(&ordinal) {
+                Some(Made::AsItIs) => {}
+                Some(Made::Anew(payload, record)) => {
+                    found.event.payload = payload;
+                    found.record = record;
+                }
+                None => continue,
+            }
+        }
+        left.push((found, problem));
+    }
+    left
 }

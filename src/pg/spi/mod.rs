@@ -5,6 +5,7 @@
 mod arg;
 mod record;
 mod row;
+mod user;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,8 +15,10 @@ use std::marker::PhantomData;
 pub(crate) use arg::Arg;
 use pgrx::pg_sys;
 pub(crate) use record::{Record, RecordType};
+pub(super) use row::to_utf8;
 pub(super) use row::varlena_text;
 pub(crate) use row::{Row, Rows};
+pub(crate) use user::UserStatement;
 
 use super::error::Complaint;
 
@@ -25,34 +28,46 @@ struct Kept {
     types: Vec<pg_sys::Oid>,
 }
 
+impl Kept {
+    fn new(sql: &str, args: &[Arg]) -> Self {
+        let plan = prepare(sql, args);
+        // SAFETY: a plan just prepared, moved out of the transaction's memory so that it outlives it.
+        unsafe { pg_sys::SPI_keepplan(plan) };
+        let types = args.iter().map(Arg::type_oid).collect();
+        Self { plan, types }
+    }
+
+    fn fits(&self, args: &[Arg]) -> bool {
+        args.iter()
+            .map(Arg::type_oid)
+            .eq(self.types.iter().copied())
+    }
+
+    /// Not `Drop`: a process must be able to end without calling Postgres once more.
+    fn free(self) {
+        // SAFETY: a kept plan that nothing refers to any more.
+        unsafe { pg_sys::SPI_freeplan(self.plan) };
+    }
+}
+
 thread_local! {
     static PLANS: RefCell<HashMap<String, Kept>> = RefCell::new(HashMap::new());
 }
 
 fn plan(sql: &str, args: &[Arg]) -> pg_sys::SPIPlanPtr {
-    let fits = |kept: &Kept| {
-        args.iter()
-            .map(Arg::type_oid)
-            .eq(kept.types.iter().copied())
-    };
     let kept = PLANS.with_borrow(|plans| {
         plans
             .get(sql)
-            .filter(|kept| fits(kept))
+            .filter(|kept| kept.fits(args))
             .map(|kept| kept.plan)
     });
     if let Some(plan) = kept {
         return plan;
     }
-    let plan = prepare(sql, args);
-    // SAFETY: a plan just prepared, moved out of the transaction's memory so that it outlives it.
-    unsafe { pg_sys::SPI_keepplan(plan) };
-    let types = args.iter().map(Arg::type_oid).collect();
-    let replaced =
-        PLANS.with_borrow_mut(|plans| plans.insert(sql.to_owned(), Kept { plan, types }));
-    if let Some(replaced) = replaced {
-        // SAFETY: a kept plan that nothing refers to any more.
-        unsafe { pg_sys::SPI_freeplan(replaced.plan) };
+    let kept = Kept::new(sql, args);
+    let plan = kept.plan;
+    if let Some(replaced) = PLANS.with_borrow_mut(|plans| plans.insert(sql.to_owned(), kept)) {
+        replaced.free();
     }
     plan
 }
@@ -93,6 +108,11 @@ impl Spi {
     /// Runs a statement with a kept plan and returns its rows.
     pub(crate) fn run(&self, mode: Mode, sql: &str, args: &[Arg]) -> Rows<'_> {
         self.execute(plan(sql, args), mode, args)
+    }
+
+    /// Runs a user's statement, which may write.
+    pub(crate) fn run_user(&self, statement: &UserStatement, args: &[Arg]) -> Rows<'_> {
+        self.execute(statement.plan(args), Mode::Write, args)
     }
 
     /// Plans a statement without running it: raises what is wrong with it.

@@ -240,7 +240,7 @@ pub(in super::super) unsafe fn varlena_text(datum: pg_sys::Datum) -> String {
     }
 }
 
-fn to_utf8(bytes: &[u8]) -> String {
+pub(in super::super) fn to_utf8(bytes: &[u8]) -> String {
     const UTF8: i32 = pg_sys::pg_enc::PG_UTF8 as i32;
     // SAFETY: reads a setting of the database.
     if unsafe { pg_sys::GetDatabaseEncoding() } != UTF8 {

@@ -128,6 +128,10 @@ impl HttpConfig {
         self.signing.as_ref().map(|signing| signing.secret.as_str())
     }
 
+    pub(in crate::sinks) fn file(&self) -> Option<&'static str> {
+        self.ca_file.as_ref().map(|_| "ca_file")
+    }
+
     /// Where the URL leads, such as `https://example.com:8443`. The rest of a URL is often a credential.
     pub(super) fn origin(&self) -> String {
         self.url.origin().ascii_serialization()

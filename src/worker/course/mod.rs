@@ -116,14 +116,7 @@ impl Course {
             _ => Target::Network,
         };
         let text = matches!(target, Target::Network);
-        let reader = Reader::new(
-            spi,
-            &sink,
-            stream,
-            cursor.place.clone(),
-            text,
-            policy.batch_size,
-        )?;
+        let reader = Reader::new(&sink, stream, cursor.place.clone(), text, policy.batch_size)?;
         let saved_health = health::load(spi, &sink.id).unwrap_or_default();
         let memory = Memory::from_json(saved_health.checkpoint.as_deref());
         Ok(Some(Self {

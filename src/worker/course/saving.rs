@@ -6,6 +6,7 @@ use super::super::{entry::Entry, memory::Memory, now};
 use super::{Course, Target};
 use crate::dispatch::{Health as State, Time};
 use crate::envelope::write_cloudevent;
+use crate::pg::lock;
 use crate::pg::spi::Spi;
 use crate::store::cursors::{self, Save};
 use crate::store::dead_letters::{self, DeadLetter};
@@ -81,7 +82,9 @@ impl Course {
     /// Writes cursor, dead letters and health. Refused if the sink is somebody else's now, or gone. What is written counts once
     /// the transaction has committed: [`Course::committed`].
     pub(crate) fn save(&mut self, spi: &Spi) -> Save {
-        let ours = if self.unsaved.since.is_some() {
+        let ours = if !lock::holds_lease(self.sink.number) {
+            false
+        } else if self.unsaved.since.is_some() {
             let pair = cursors::pair_of(&self.settled, Some(self.greatest));
             let delivered = self.unsaved.delivered;
             cursors::save(spi, &self.sink, &self.settled, pair, delivered) == Save::Moved
