@@ -7,7 +7,8 @@ use super::backoff::Time;
 
 /// What is remembered over a restart about the event at the head and about the sink. Small, and
 /// lenient: a field that is missing has its default, one that is unknown is ignored. Which events
-/// behind the head went through is not in it, so those are delivered again.
+/// behind the head went through is not in it: unless the caller keeps them, those are delivered
+/// again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Checkpoint {

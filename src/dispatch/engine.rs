@@ -36,7 +36,7 @@ enum Phase {
     Advance,
     /// To find out whether the sink is up: the head has just failed, often enough.
     Test,
-    /// To decide on the head: another event has just gone through.
+    /// To decide on the head: an event behind it has just gone through.
     Decide,
 }
 
@@ -51,15 +51,14 @@ pub struct Engine<T: Item> {
     not_before: Option<Time>,
     sizing: Sizing,
     neighbours: Neighbours,
+    /// How many events from the head on lie before one that has just gone through. No wait has come
+    /// since: such a proof does not keep.
+    proven: usize,
 }
 
 impl<T: Item> Engine<T> {
-    /// An engine that knows of no trouble and has no events.
-    pub fn new(policy: Policy) -> Self {
-        Self::restore(policy, Checkpoint::default())
-    }
-
-    /// An engine that carries on from `checkpoint`. The first event that is pushed must be the one
+    /// An engine without events that carries on from `checkpoint`; from the default one, it knows of
+    /// no trouble. The first event that is pushed must be the one
     /// that was the head then: it takes over the attempts.
     pub fn restore(policy: Policy, checkpoint: Checkpoint) -> Self {
         let Checkpoint {
@@ -90,6 +89,7 @@ impl<T: Item> Engine<T> {
             not_before,
             sizing,
             neighbours: Neighbours::restore(tested),
+            proven: 0,
         }
     }
 
@@ -119,6 +119,7 @@ impl<T: Item> Engine<T> {
         self.queue.forget_due();
         if self.in_flight.is_none() {
             self.phase = Phase::Advance;
+            self.proven = 0;
         }
     }
 
@@ -127,9 +128,18 @@ impl<T: Item> Engine<T> {
         self.queue.push(item);
     }
 
-    /// How many events are in the queue, those that went through ahead of the head among them.
-    pub fn len(&self) -> usize {
-        self.queue.len()
+    /// Adds an event that went through ahead of the head before a restart; it is not handed over
+    /// again. Returns it at once if there is no head any more that it has to wait for.
+    pub fn push_through(&mut self, item: T) -> Vec<Settled<T>> {
+        self.queue.push_through(item);
+        self.settle()
+    }
+
+    /// The events behind the head that went through ahead of it. A checkpoint does not hold them:
+    /// a caller that must not hand over any event twice keeps them itself, for
+    /// [`push_through`](Self::push_through).
+    pub fn through_ahead(&self) -> impl Iterator<Item = &T> {
+        self.queue.through()
     }
 
     /// Whether no event is in the queue.
@@ -140,21 +150,6 @@ impl<T: Item> Engine<T> {
     /// The event at `offset` from the head.
     pub fn get(&self, offset: usize) -> Option<&T> {
         self.queue.get(offset).map(|entry| entry.item())
-    }
-
-    /// Drops the queue and all that is known of its events, and a delivery in flight: other events
-    /// will be pushed. How long the sink asked to be left alone is kept.
-    pub fn clear(&mut self) {
-        *self = Engine {
-            not_before: self.not_before,
-            ..Self::new(self.policy)
-        };
-    }
-
-    /// Drops the queue and a delivery in flight, but keeps what a restart would: the same events
-    /// will be pushed again, from the same head.
-    pub fn rewind(&mut self) {
-        *self = Self::restore(self.policy, self.checkpoint().unwrap_or_default());
     }
 
     /// How many more events a read should bring now: for four full batches, and enough to choose a
@@ -179,7 +174,7 @@ impl<T: Item> Engine<T> {
 
     /// What to do now; to be asked without delay after an outcome and a read, as a test decides
     /// best on what is tried right after it. A step to deliver puts those events in flight; until
-    /// [`outcome`](Self::outcome) or [`abandon`](Self::abandon), nothing more is handed over.
+    /// their [`outcome`](Self::outcome), nothing more is handed over.
     pub fn next(&mut self, now: Time) -> Step {
         if self.in_flight.is_some() || self.queue.is_empty() {
             return Step::Idle;
@@ -190,8 +185,8 @@ impl<T: Item> Engine<T> {
         };
         // Without a neighbour the head goes on waiting; one that comes later must not cut the wait
         // short.
-        let alone = self.phase == Phase::Test && neighbour.is_none();
-        if alone || self.attempts() < self.policy.poison_attempts {
+        let too_early = self.attempts() < self.policy.poison_attempts;
+        if self.phase == Phase::Test && (neighbour.is_none() || too_early) {
             self.phase = Phase::Advance;
         }
         let longest = self.policy.retry_max;
@@ -230,17 +225,17 @@ impl<T: Item> Engine<T> {
         }) = outcome
         {
             self.not_before = Some(now.after((*wait).min(self.policy.retry_max)));
+            self.proven = 0;
         }
         let up = match (std::mem::take(&mut self.phase), range.len()) {
-            (Phase::Decide, _) => self.decided(outcome.alone()),
+            (Phase::Decide, _) => self.decided(now, outcome.alone()),
             (Phase::Test, _) => self.tested(now, range.start, outcome.alone()),
             (Phase::Advance, 1) => self.tried_alone(now, outcome.alone()),
             (Phase::Advance, _) => self.tried_together(now, range, outcome),
         };
-        let settled = self.queue.settle();
-        if !settled.is_empty() {
-            self.neighbours.forget();
-            self.sizing.advance(settled.len());
+        let settled = self.settle();
+        if self.proven > 0 && self.attempts() > 0 {
+            self.phase = Phase::Decide;
         }
         if self.queue.untried_before(self.sizing.suspects_end()) == 0 {
             self.sizing.cleared();
@@ -251,22 +246,12 @@ impl<T: Item> Engine<T> {
         settled
     }
 
-    /// The delivery in flight is of no interest any more: the sink is paused, or its lease lost.
-    /// What it was to find out is open again, and so is what a test had just shown. An outcome that
-    /// still arrives is not to be reported.
-    pub fn abandon(&mut self) {
-        self.in_flight = None;
-        self.phase = Phase::Advance;
-    }
-
     /// How the sink is doing.
     pub fn health(&self) -> Health {
         match self.attempts() {
             0 if self.sizing.error().is_some() => Health::Bisecting,
             0 => Health::Flowing,
-            attempts if self.neighbours.any_failed() && self.phase != Phase::Decide => {
-                Health::Down { attempts }
-            }
+            attempts if self.neighbours.any_failed() => Health::Down { attempts },
             attempts => Health::Retrying { attempts },
         }
     }
@@ -352,7 +337,8 @@ impl<T: Item> Engine<T> {
     fn tested(&mut self, now: Time, offset: usize, result: Result<(), Setback<'_>>) -> bool {
         let up = self.record(now, offset, result);
         if up {
-            self.phase = Phase::Decide;
+            self.proven = offset;
+            self.neighbours.forget();
         } else {
             self.neighbours.failed(offset);
             let retry_after = result.err().and_then(|setback| setback.retry_after);
@@ -361,16 +347,33 @@ impl<T: Item> Engine<T> {
         up
     }
 
-    /// The head by itself, after a neighbour went through. Its failure is not counted: the count
-    /// says what led here.
-    fn decided(&mut self, result: Result<(), Setback<'_>>) -> bool {
-        if let Some(head) = self.queue.get_mut(0) {
-            match result {
-                Ok(()) => head.went_through(),
-                Err(setback) => head.condemn(setback.error),
-            }
+    /// The head by itself, just after an event behind it went through. One that had failed often
+    /// enough before is condemned by this failure, which is not counted: the count says what led
+    /// here. Any other is tried on, without a wait, until it has failed often enough.
+    fn decided(&mut self, now: Time, result: Result<(), Setback<'_>>) -> bool {
+        let enough = self.policy.poison_attempts;
+        let up = match result {
+            Err(setback) if self.attempts() >= enough => setback.permanent,
+            _ => self.record(now, 0, result),
+        };
+        if let Err(setback) = result
+            && self.attempts() >= enough
+            && let Some(head) = self.queue.get_mut(0)
+        {
+            head.condemn(setback.error);
         }
-        result.is_ok()
+        up
+    }
+
+    /// Lets go of what is decided at the head.
+    fn settle(&mut self) -> Vec<Settled<T>> {
+        let settled = self.queue.settle();
+        if !settled.is_empty() {
+            self.neighbours.forget();
+            self.sizing.advance(settled.len());
+            self.proven = self.proven.saturating_sub(settled.len());
+        }
+        settled
     }
 
     /// Notes what came of one event by itself, and whether that shows that the sink is up.

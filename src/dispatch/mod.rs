@@ -5,14 +5,18 @@
 //! reports what came of it. What leaves the [`Engine`] leaves in the order in which it was pushed,
 //! once, delivered or dead: the caller moves its cursor past it.
 //!
+//! When an event behind the head goes through by itself, or the sink judges it for good, a *run*
+//! begins: the events ahead of it, from the head on, are tried one after the other without any
+//! wait. It ends when the sink asks for one, when somebody changes the sink, and with the process.
+//!
 //! What the engine promises, whatever the sink does:
-//! - *An outage dead-letters nothing.* An event is given up only after it failed
-//!   [`Policy::poison_attempts`] times by itself, then another event went through, and then, with
-//!   no wait in between, it failed once more; or when the sink itself named it and said that no
-//!   retry can help.
+//! - *An outage dead-letters nothing, but for one that begins within a run.* An event is given up
+//!   only if it fails in a run and has by then failed [`Policy::poison_attempts`] times by itself,
+//!   in the run or before; or if the sink itself named it and said that no retry can help. So a
+//!   good event dies only if the sink was up when the run began and, before any wait, failed on
+//!   each try that the run made of that event.
 //! - *A bad event stops nobody for long*, as long as one of the 16 pending events behind it is a
-//!   good one. Each verdict needs a good one of its own: what went through before says nothing
-//!   about the sink now.
+//!   good one. That one is enough to decide on all bad ones ahead of it.
 //! - *Nothing is handed over out of order*, but for the single events that are tried to tell a bad
 //!   event from an outage.
 

@@ -116,7 +116,7 @@ impl<T> Entry<T> {
     }
 }
 
-/// Invariant: the head, if there is one, is pending.
+/// Invariant: the head, if there is one, is pending; what decides on it is followed by `settle`.
 #[derive(Debug)]
 pub(super) struct Queue<T> {
     entries: VecDeque<Entry<T>>,
@@ -134,10 +134,6 @@ impl<T: Item> Queue<T> {
             events: 0,
             awaited,
         }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.entries.len()
     }
 
     /// How many events the entries stand for.
@@ -162,6 +158,22 @@ impl<T: Item> Queue<T> {
             trial,
             named: false,
         });
+    }
+
+    /// To be followed by [`settle`](Self::settle): it may be at the head.
+    pub(super) fn push_through(&mut self, item: T) {
+        self.push(item);
+        if let Some(last) = self.entries.back_mut() {
+            last.went_through();
+        }
+    }
+
+    /// The events that went through ahead of the head.
+    pub(super) fn through(&self) -> impl Iterator<Item = &T> {
+        self.entries
+            .iter()
+            .filter(|entry| entry.mark == Mark::Through)
+            .map(Entry::item)
     }
 
     pub(super) fn get(&self, offset: usize) -> Option<&Entry<T>> {

@@ -198,9 +198,6 @@ fn an_outcome_that_nothing_waits_for_is_ignored() {
         retry_after: Some(Duration::MAX),
     });
     assert_eq!(world.engine.outcome(Time(world.now), &refused), []);
-    assert_eq!(world.engine.next(Time(world.now)), Step::Deliver(0..4));
-    world.engine.abandon();
-    assert_eq!(world.engine.outcome(Time(world.now), &refused), []);
     assert_eq!(world.engine.checkpoint(), None);
     assert_eq!(world.engine.next(Time(world.now)), Step::Deliver(0..4));
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 
+use super::super::super::neighbours::NEIGHBOURS;
 use super::super::super::{Fate, Policy, Time};
 use super::super::Step;
 use super::sink::Style;
@@ -22,9 +23,8 @@ enum Move {
     Ask(Option<Duration>),
     Adopt(Policy),
     Restart,
-    Rewind,
+    Crash,
     RetryNow,
-    Abandon,
     /// While a delivery is in flight, events arrive and somebody changes the sink.
     Meanwhile(Vec<(usize, usize)>, Policy),
 }
@@ -72,9 +72,8 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         2 => proptest::option::of(millis(0..90_000)).prop_map(Move::Ask),
         1 => policies().prop_map(Move::Adopt),
         2 => Just(Move::Restart),
-        1 => Just(Move::Rewind),
+        2 => Just(Move::Crash),
         1 => Just(Move::RetryNow),
-        2 => Just(Move::Abandon),
         2 => (vec(items(), 0..5), policies())
             .prop_map(|(items, policy)| Move::Meanwhile(items, policy)),
     ];
@@ -89,8 +88,7 @@ fn poison() -> impl Strategy<Value = BTreeSet<usize>> {
     ]
 }
 
-fn play(policy: Policy, poison: BTreeSet<usize>, moves: Vec<Move>, outages: Outages) -> World {
-    let mut world = World::new(policy, poison);
+fn play(mut world: World, moves: Vec<Move>, outages: Outages) -> World {
     let mut toggle = false;
     for one in moves {
         match one {
@@ -107,15 +105,8 @@ fn play(policy: Policy, poison: BTreeSet<usize>, moves: Vec<Move>, outages: Outa
             Move::Ask(retry_after) => world.sink.retry_after = retry_after,
             Move::Adopt(policy) => world.set_policy(policy),
             Move::Restart => world.restart(),
-            Move::Rewind => world.rewind(),
+            Move::Crash => world.crash(),
             Move::RetryNow => world.retry_now(),
-            Move::Abandon => {
-                world.read();
-                if let Step::Deliver(range) = world.engine.next(Time(world.now)) {
-                    world.hand_over(range);
-                }
-                world.abandon();
-            }
             Move::Meanwhile(items, policy) => {
                 world.read();
                 if let Step::Deliver(range) = world.engine.next(Time(world.now)) {
@@ -134,7 +125,6 @@ fn play(policy: Policy, poison: BTreeSet<usize>, moves: Vec<Move>, outages: Outa
 
 /// In the end the sink is up and good events keep coming: everything is settled.
 fn settle(world: &mut World) {
-    world.abandon();
     world.sink.up = true;
     let last = world.sink.poison.last().map_or(0, |id| id + 1);
     let missing = last.saturating_sub(world.source.len());
@@ -167,14 +157,14 @@ proptest! {
         style in styles(),
         moves in moves(),
     ) {
-        let mut world = play(policy, poison, moves, Outages::InWaits);
+        let mut world = play(World::new(policy, poison), moves, Outages::InWaits);
         world.sink.style = style;
         settle(&mut world);
         prop_assert_eq!(&world.wronged, &BTreeSet::new());
     }
 
-    /// One that begins at any moment can kill an event only right after another went through, and
-    /// `World` has checked that this, and the failures before, is what happened.
+    /// One that begins at any moment can kill an event only within a run, and `World` has checked
+    /// that this, and enough failures, is what happened.
     #[test]
     fn everything_is_settled_once(
         policy in policies(),
@@ -182,9 +172,38 @@ proptest! {
         style in styles(),
         moves in moves(),
     ) {
-        let mut world = play(policy, poison, moves, Outages::Anywhere);
+        let mut world = play(World::new(policy, poison), moves, Outages::Anywhere);
         world.sink.style = style;
         settle(&mut world);
+    }
+
+    /// With a caller that keeps what went through, nothing goes through twice: `World` has checked.
+    #[test]
+    fn kept_marks_deliver_once(
+        policy in policies(),
+        poison in poison(),
+        style in styles(),
+        moves in moves(),
+    ) {
+        let mut world = World::new(policy, poison);
+        world.keeps_marks = true;
+        let mut world = play(world, moves, Outages::Anywhere);
+        world.sink.style = style;
+        settle(&mut world);
+    }
+
+    /// One good event behind any others settles them all, without more to come.
+    #[test]
+    fn one_good_event_decides_on_all_ahead_of_it(
+        policy in policies(),
+        poison in btree_set(0..NEIGHBOURS, 0..=NEIGHBOURS),
+        items in vec(items(), 1 + NEIGHBOURS),
+    ) {
+        let mut world = World::new(policy, poison.clone());
+        world.write_weighted(items);
+        world.drain((1 + NEIGHBOURS) * 20);
+        let dead: BTreeSet<usize> = world.dead().iter().map(|(id, _)| *id).collect();
+        prop_assert_eq!(dead, poison);
     }
 
     /// While the sink is down, a search and then two tries for each wait; the waits double.

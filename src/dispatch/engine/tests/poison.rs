@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::super::super::{Fate, Health, Policy};
 use super::super::Step;
-use super::sink::policy;
+use super::sink::{Style, policy};
 use super::world::World;
 
 /// The ids tried, by themselves or first of a batch, and the waits in seconds in between.
@@ -21,6 +21,11 @@ fn story(world: &mut World, requests: usize) -> (Vec<usize>, Vec<u64>) {
             .collect(),
         waits,
     )
+}
+
+fn tries(world: &World, id: usize) -> usize {
+    let tries = world.requests.iter();
+    tries.filter(|request| request.ids.contains(&id)).count()
 }
 
 #[test]
@@ -125,11 +130,120 @@ fn two_side_by_side() {
     assert_eq!(tried, [0, 0, 0, 0, 0, 1, 0, 2, 0]);
     assert_eq!(waits, [1, 2, 4, 8, 16]);
     assert_eq!(world.dead(), [(0, 6)]);
-    let (tried, waits) = story(&mut world, 6);
-    assert_eq!(tried, [1, 1, 1, 1, 3, 1], "its failed test counts");
-    assert_eq!(waits, [2, 4, 8]);
+    let (tried, waits) = story(&mut world, 4);
+    assert_eq!(tried, [1, 1, 1, 1], "its failed test counts");
+    assert!(waits.is_empty(), "2 has shown that the sink is up");
     assert_eq!(world.dead(), [(0, 6), (1, 5)]);
+    assert_eq!(world.fates.len(), 3);
+    world.drain(1);
+}
+
+#[test]
+fn one_good_event_behind_several_is_enough() {
+    for count in [2, 5, 16] {
+        for batch_size in [1, 4, 32] {
+            let mut world = World::new(policy(batch_size), 0..count);
+            world.write_many(count + 1);
+            world.drain(40 + 6 * count);
+            let dead: Vec<usize> = world.dead().iter().map(|(id, _)| *id).collect();
+            assert_eq!(dead, (0..count).collect::<Vec<_>>());
+            assert!(world.dead()[1..].iter().all(|(_, attempts)| *attempts == 5));
+            assert_eq!(world.fates.last(), Some(&Fate::Delivered));
+            assert_eq!(world.engine.health(), Health::Flowing);
+        }
+    }
+}
+
+#[test]
+fn what_was_not_tried_ahead_of_the_good_one_is_tried_in_the_run_too() {
+    // Of 0 and 1 with their one key, 1 is no neighbour that is preferred.
+    for poison in [vec![0, 2], vec![0, 1, 2]] {
+        let mut world = World::new(policy(1), poison.clone());
+        world.write([7, 7, 8, 9]);
+        while world.dead().is_empty() {
+            world.advance();
+        }
+        while world.fates.len() < 4 {
+            assert_eq!(world.advance(), None);
+        }
+        let dead: Vec<usize> = world.dead().iter().map(|(id, _)| *id).collect();
+        assert_eq!(dead, poison);
+        assert_eq!(tries(&world, 3), 1);
+    }
+}
+
+#[test]
+fn what_was_not_tried_may_still_go_together_in_the_run() {
+    let mut world = World::new(policy(8), [0]);
+    world.write([7, 7, 7, 8]);
+    while world.dead().is_empty() {
+        world.advance();
+    }
+    assert_eq!(world.step(), Step::Deliver(0..2));
     assert_eq!(world.fates.len(), 4);
+}
+
+#[test]
+fn a_judgement_in_the_run_is_final() {
+    let mut world = World::new(policy(1), [0, 1, 2]);
+    world.write_many(4);
+    while world.dead().is_empty() {
+        world.advance();
+    }
+    world.sink.style = Style::Judging;
+    assert_eq!(story(&mut world, 2), (vec![1, 2], vec![]));
+    let attempts: Vec<_> = world.dead().iter().map(|(_, attempts)| *attempts).collect();
+    assert_eq!(attempts, [7, 2, 2]);
+    assert_eq!(world.fates.len(), 4);
+}
+
+#[test]
+fn a_sink_that_asks_for_calm_in_the_run_ends_it() {
+    let mut world = World::new(policy(1), [0, 1]);
+    world.write_many(3);
+    while world.dead().is_empty() {
+        world.advance();
+    }
+    world.sink.retry_after = Some(Duration::from_secs(60));
+    let (tried, waits) = story(&mut world, 5);
+    assert_eq!(tried, [1; 5]);
+    assert_eq!(waits, [60; 4]);
+    assert_eq!(world.dead(), [(0, 6)], "what 2 has shown is long past");
+    world.write_many(1);
+    let (tried, waits) = story(&mut world, 2);
+    assert_eq!((tried, waits), (vec![3, 1], vec![60]));
+    assert_eq!(world.dead(), [(0, 6), (1, 6)]);
+    assert_eq!(world.fates.len(), 4);
+}
+
+#[test]
+fn a_verdict_with_a_call_for_calm_is_the_last_of_the_run() {
+    let mut world = World::new(policy(1), [0, 1]);
+    world.write_many(3);
+    world.requests(8);
+    world.sink.retry_after = Some(Duration::from_secs(60));
+    let (tried, waits) = story(&mut world, 2);
+    assert_eq!((tried, waits), (vec![0, 1], vec![60]));
+    assert_eq!(world.dead(), [(0, 6)]);
+}
+
+#[test]
+fn the_attempts_that_are_enough_may_change_in_the_run() {
+    let mut world = World::new(policy(1), [0, 1]);
+    world.write_many(3);
+    world.requests(8);
+    world.set_policy(Policy {
+        poison_attempts: 8,
+        ..policy(1)
+    });
+    assert_eq!(story(&mut world, 2), (vec![0, 0], vec![]));
+    assert_eq!(world.dead(), [(0, 8)]);
+    world.set_policy(Policy {
+        poison_attempts: 1,
+        ..policy(1)
+    });
+    assert_eq!(story(&mut world, 1), (vec![1], vec![]));
+    assert_eq!(world.dead(), [(0, 8), (1, 1)]);
 }
 
 #[test]
@@ -169,11 +283,10 @@ fn one_attempt_may_be_enough() {
             [0, 1],
         );
         world.write_many(4);
-        let (tried, waits) = story(&mut world, 5);
-        assert_eq!((tried, waits), (vec![0, 1, 0, 2, 0], vec![1]));
-        assert_eq!(world.dead(), [(0, 2)]);
-        world.drain(5);
-        assert_eq!(world.dead(), [(0, 2), (1, 2)]);
+        let (tried, waits) = story(&mut world, 6);
+        assert_eq!((tried, waits), (vec![0, 1, 0, 2, 0, 1], vec![1]));
+        assert_eq!(world.dead(), [(0, 2), (1, 1)]);
+        world.drain(1);
     }
 }
 

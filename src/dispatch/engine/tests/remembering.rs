@@ -1,10 +1,8 @@
 //! Restarts, and what operators do to a sink.
 
-use std::time::Duration;
-
-use super::super::super::{Checkpoint, Health, Time};
+use super::super::super::{Checkpoint, Fate, Health, Time};
 use super::super::{Engine, Step};
-use super::sink::policy;
+use super::sink::{Style, policy};
 use super::world::World;
 
 fn down(count: usize) -> World {
@@ -137,13 +135,11 @@ fn retry_now_forgets_the_wait_but_not_the_attempts() {
 }
 
 #[test]
-fn an_abandoned_delivery_counts_for_nothing() {
+fn a_delivery_whose_outcome_is_lost_counts_for_nothing() {
     let mut world = World::new(policy(1), [0]);
     world.write_many(3);
     world.requests(6);
-    assert_eq!(world.engine.next(Time(world.now)), Step::Deliver(0..1));
-    assert_eq!(world.engine.in_flight(), Some(0..1));
-    world.abandon();
+    world.crash();
     assert_eq!(world.engine.in_flight(), None);
     assert_eq!(world.engine.attempts(), 5);
     assert_eq!(
@@ -156,34 +152,58 @@ fn an_abandoned_delivery_counts_for_nothing() {
 }
 
 #[test]
-fn clear_forgets_the_events_and_rewind_expects_them_again() {
-    let mut world = down(20);
-    while world.engine.attempts() < 6 {
-        world.advance();
-    }
-    let before = world.engine.checkpoint();
-    world.rewind();
-    assert!(world.engine.is_empty());
-    assert_eq!(world.engine.checkpoint(), before);
-    assert_eq!(world.engine.health(), Health::Down { attempts: 6 });
-
-    world.engine.clear();
-    assert!(world.engine.is_empty());
-    assert_eq!(world.engine.health(), Health::Flowing);
-    assert_eq!(world.engine.checkpoint(), None);
+fn retry_now_ends_a_run() {
+    let mut world = World::new(policy(1), [0, 1]);
+    world.write_many(3);
+    world.requests(9);
+    assert_eq!(world.dead(), [(0, 6)]);
+    world.retry_now();
+    world.requests(1);
+    assert_eq!(world.advance(), Some(2_000));
 }
 
 #[test]
-fn what_the_sink_asked_for_outlives_the_events() {
-    let mut world = down(20);
-    world.sink.retry_after = Some(Duration::from_secs(60));
-    world.step();
-    world.engine.clear();
-    assert_eq!(world.engine.health(), Health::Flowing);
-    assert_eq!(
-        world.engine.next_attempt_at(),
-        Some(Time(world.now + 60_000))
+fn kept_marks_spare_a_second_delivery() {
+    for keeps_marks in [false, true] {
+        let mut world = World::new(policy(8), [0, 3]);
+        world.keeps_marks = keeps_marks;
+        world.sink.style = Style::Naming;
+        world.write_many(8);
+        world.step();
+        let marks: Vec<_> = world.engine.through_ahead().map(|event| event.id).collect();
+        assert_eq!(marks, [1, 2, 4, 5, 6, 7]);
+        world.restart();
+        world.sink.poison.clear();
+        world.requests.clear();
+        world.drain(4);
+        let handed_over: usize = world.requests.iter().map(|request| request.ids.len()).sum();
+        assert_eq!(handed_over, if keeps_marks { 2 } else { 8 });
+    }
+}
+
+#[test]
+fn a_mark_without_a_head_leaves_at_once() {
+    let mut world = World::new(policy(8), []);
+    world.write_many(3);
+    world.engine = Engine::restore(
+        world.policy,
+        Checkpoint {
+            attempts: 7,
+            ..Checkpoint::default()
+        },
     );
+    // The head has been deleted meanwhile.
+    let settled = world.engine.push_through(world.source[1].clone());
+    assert_eq!(settled.len(), 1);
+    assert_eq!(settled[0].fate, Fate::Delivered);
+    assert!(world.engine.is_empty());
+    assert_eq!(
+        world.engine.checkpoint(),
+        None,
+        "the failures were another's"
+    );
+    world.engine.push(world.source[2].clone());
+    assert_eq!(world.engine.next(Time(world.now)), Step::Deliver(0..1));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::super::super::{Fate, Outcome, Policy, Time};
+use super::super::super::{Checkpoint, Fate, Outcome, Policy, Refusal, Time};
 use super::super::{Engine, Step};
 use super::sink::{Event, Sink};
 
@@ -26,20 +26,23 @@ pub(super) struct World {
     /// Events given up although the sink takes them.
     pub(super) wronged: BTreeSet<usize>,
     pub(super) source: Vec<Event>,
-    pushed: usize,
+    pub(super) pushed: usize,
+    /// Over restarts, the caller keeps which events went through ahead of the head.
+    pub(super) keeps_marks: bool,
     /// Went through since the engine last started.
     through: BTreeSet<usize>,
     ever_through: BTreeSet<usize>,
     /// Failures by themselves or by name, as far as the engine can know of them.
     failures: BTreeMap<usize, u32>,
-    /// A neighbour has just gone through: the next delivery decides on the head.
-    proven: bool,
+    /// This event has gone through, and since then no wait has come: what lies ahead of it is
+    /// decided on.
+    run: Option<usize>,
 }
 
 impl World {
     pub(super) fn new(policy: Policy, poison: impl IntoIterator<Item = usize>) -> Self {
         World {
-            engine: Engine::new(policy),
+            engine: Engine::restore(policy, Checkpoint::default()),
             sink: Sink::new(poison),
             policy,
             now: 1_000_000,
@@ -48,10 +51,11 @@ impl World {
             wronged: BTreeSet::new(),
             source: Vec::new(),
             pushed: 0,
+            keeps_marks: false,
             through: BTreeSet::new(),
             ever_through: BTreeSet::new(),
             failures: BTreeMap::new(),
-            proven: false,
+            run: None,
         }
     }
 
@@ -78,7 +82,18 @@ impl World {
     pub(super) fn read(&mut self) {
         let end = self.source.len().min(self.pushed + self.engine.wants());
         for event in &self.source[self.pushed..end] {
-            self.engine.push(event.clone());
+            if self.through.contains(&event.id) {
+                for settled in self.engine.push_through(event.clone()) {
+                    assert_eq!(
+                        settled.item.id,
+                        self.fates.len(),
+                        "nothing lies ahead of it"
+                    );
+                    self.fates.push(settled.fate);
+                }
+            } else {
+                self.engine.push(event.clone());
+            }
         }
         self.pushed = end;
     }
@@ -97,9 +112,7 @@ impl World {
                 self.report(range.clone(), &outcome);
             }
             Step::Wait(until) => {
-                let decidable = self.engine.attempts() >= self.policy.poison_attempts;
-                assert!(!self.proven || !decidable, "no wait before a decision");
-                self.proven = false;
+                assert_eq!(self.run, None, "no wait in a run");
                 assert_eq!(self.engine.next_attempt_at(), Some(*until));
                 assert!(until.0 > self.now, "a wait lies ahead");
                 assert!(*until <= Time(self.now).after(self.policy.retry_max));
@@ -163,7 +176,6 @@ impl World {
     pub(super) fn hand_over(&mut self, range: Range<usize>) -> Outcome {
         let ids = self.ids(&range);
         let head = self.fates.len();
-        self.proven &= self.engine.attempts() >= self.policy.poison_attempts;
         assert_eq!(self.engine.in_flight(), Some(range.clone()));
         assert_eq!(
             self.engine.next(Time(self.now)),
@@ -176,6 +188,10 @@ impl World {
         assert!(
             ids.iter().all(|id| !self.through.contains(id)),
             "never again what went through"
+        );
+        assert!(
+            !self.keeps_marks || ids.iter().all(|id| !self.ever_through.contains(id)),
+            "never, if that is kept"
         );
         if ids.len() > 1 {
             let failed_before = |id| self.failures.get(id).is_some_and(|failures| *failures > 0);
@@ -191,11 +207,8 @@ impl World {
             );
         } else {
             assert_eq!(ids.len(), 1);
-            assert!(!self.proven, "one test for a decision");
-            assert!(
-                self.failures[&head] >= self.policy.poison_attempts,
-                "no test too early"
-            );
+            assert_eq!(self.run, None, "one test for all that lies ahead of it");
+            assert!(self.failures[&head] >= self.enough(), "no test too early");
         }
         let last = ids[ids.len() - 1];
         self.requests.push(Request {
@@ -208,9 +221,11 @@ impl World {
     /// Tells the engine of an outcome, and checks what it makes of it.
     pub(super) fn report(&mut self, range: Range<usize>, outcome: &Outcome) {
         let ids = self.ids(&range);
-        let deciding = std::mem::take(&mut self.proven);
         let testing = range.start > 0;
         let head = self.fates.len();
+        let alone = ids.len() == 1;
+        let deciding = self.run.is_some() && alone;
+        let failed_before = self.failures.get(&head).copied().unwrap_or_default();
         let mut condemned = BTreeSet::new();
         let mut gone = BTreeSet::new();
         match outcome {
@@ -226,14 +241,20 @@ impl World {
             }
             Outcome::Failed(_) => {}
         }
-        let counted = !deciding && (ids.len() == 1 || matches!(outcome, Outcome::Partial(_)));
+        // The last try of an event that had failed often enough before is not counted.
+        let counted = !(deciding && failed_before >= self.enough())
+            && (alone || matches!(outcome, Outcome::Partial(_)));
         for id in ids.iter().filter(|id| counted && !gone.contains(*id)) {
             *self.failures.entry(*id).or_default() += 1;
         }
         self.through.extend(&gone);
         self.ever_through.extend(&gone);
         self.through.extend(&condemned);
-        self.proven = testing && self.through.contains(&ids[0]);
+        if testing && self.through.contains(&ids[0]) {
+            self.run = Some(ids[0]);
+        }
+        let decided =
+            deciding && failed_before > 0 && self.failures.get(&head) >= Some(&self.enough());
 
         for settled in self.engine.outcome(Time(self.now), outcome) {
             let id = settled.item.id;
@@ -246,11 +267,8 @@ impl World {
                     assert!(!error.is_empty());
                     assert_eq!(*attempts, self.failures[&id], "the failures that led to it");
                     if !self.through.contains(&id) {
-                        assert!(
-                            deciding && id == head,
-                            "given up only when another went through"
-                        );
-                        assert!(*attempts >= self.policy.poison_attempts.max(1));
+                        assert!(deciding && id == head, "given up only in a run, by itself");
+                        assert!(*attempts >= self.enough());
                     }
                     if !self.sink.poison.contains(&id) {
                         assert!(!self.sink.up);
@@ -260,48 +278,61 @@ impl World {
             }
             self.fates.push(settled.fate);
         }
-        assert!(!deciding || self.fates.len() > head, "a decision is one");
+        assert!(!decided || self.fates.len() > head, "a decision is one");
+        let asked_for_calm = matches!(
+            outcome,
+            Outcome::Failed(Refusal {
+                retry_after: Some(_),
+                ..
+            })
+        );
+        let next = self.fates.len();
+        self.run = self.run.filter(|end| !asked_for_calm && *end > next);
+    }
+
+    fn enough(&self) -> u32 {
+        self.policy.poison_attempts.max(1)
     }
 
     /// Another process takes over with what the checkpoint says.
     pub(super) fn restart(&mut self) {
         let remembered = serde_json::to_string(&self.engine.checkpoint()).expect("plain values");
-        let checkpoint: Option<_> = serde_json::from_str(&remembered).expect("written just now");
+        let checkpoint: Option<Checkpoint> =
+            serde_json::from_str(&remembered).expect("written just now");
         let attempts = self.engine.attempts();
-        self.engine = match checkpoint {
-            Some(checkpoint) => Engine::restore(self.policy, checkpoint),
-            None => Engine::new(self.policy),
-        };
+        let marks: BTreeSet<usize> = self.engine.through_ahead().map(|event| event.id).collect();
+        self.engine = Engine::restore(self.policy, checkpoint.unwrap_or_default());
         assert_eq!(self.engine.attempts(), attempts);
         assert_eq!(
             serde_json::to_string(&self.engine.checkpoint()).expect("plain values"),
             remembered
         );
-        self.reread();
-    }
-
-    /// The same process reads its events again.
-    pub(super) fn rewind(&mut self) {
-        self.engine.rewind();
-        self.reread();
-    }
-
-    fn reread(&mut self) {
         let head = self.fates.len();
-        self.pushed = head;
         self.through.clear();
+        if self.keeps_marks {
+            let ahead = self.ever_through.range(head..).copied();
+            self.through = ahead.collect();
+            let told = self.through.range(..self.pushed).copied();
+            assert_eq!(marks, told.collect(), "all that went through is told");
+        }
+        self.pushed = head;
         self.failures.retain(|id, _| *id == head);
-        self.proven = false;
+        self.run = None;
     }
 
     pub(super) fn retry_now(&mut self) {
         self.engine.retry_now();
-        self.proven &= self.engine.in_flight().is_some();
+        self.run = self.run.filter(|_| self.engine.in_flight().is_some());
     }
 
-    pub(super) fn abandon(&mut self) {
-        self.engine.abandon();
-        self.proven = false;
+    /// A delivery is made, and its outcome is lost with the process. A sink that must not see an
+    /// event twice shares the transaction of the marks, so to it nothing was delivered.
+    pub(super) fn crash(&mut self) {
+        self.read();
+        if let Step::Deliver(range) = self.engine.next(Time(self.now)) {
+            self.hand_over(range);
+        }
+        self.restart();
     }
 
     pub(super) fn set_policy(&mut self, policy: Policy) {
