@@ -37,6 +37,18 @@ comment on column outbox.cursors.next_floor is 'the floor of the window that fol
 comment on column outbox.cursors.sample_seq is 'pull sinks: the sequence''s value at a moment when the next transaction id was sample_xid';
 comment on column outbox.cursors.handed_seq is 'pull sinks: the batch handed out and not yet acknowledged ends at (handed_group, handed_seq)';
 
+-- These are written by the extension's functions, which have a search_path of their own. Whoever writes into them otherwise restores
+-- a dump: pg_dump's scripts run without one. Until such a session ends, nothing is delivered (src/store/rebase.rs).
+create function outbox.mark_restore() returns trigger
+    language c as 'MODULE_PATHNAME', 'mark_restore_wrapper';
+comment on function outbox.mark_restore() is 'trigger: the session restores a dump, and what is in the database is not complete until it ends';
+create trigger outbox_restore before insert on outbox.clusters for each statement
+    when (current_setting('search_path') = '') execute function outbox.mark_restore();
+create trigger outbox_restore before insert on outbox.cursors for each statement
+    when (current_setting('search_path') = '') execute function outbox.mark_restore();
+alter table outbox.clusters enable always trigger outbox_restore;
+alter table outbox.cursors enable always trigger outbox_restore;
+
 -- Positions of another cluster's transaction ids mean nothing here: re-base first. Costs one look at a table of one row.
 create function outbox.rebase_if_moved() returns void
     language c volatile as 'MODULE_PATHNAME', 'rebase_if_moved_wrapper';

@@ -23,7 +23,7 @@ fn poll(call: pg_sys::FunctionCallInfo) {
     let caller = security::current_role();
     as_extension(|| {
         connected(|spi| {
-            rebase::if_moved(spi);
+            rebase::settle(spi).or_raise();
             let sink = pull_sink(spi, args.text(0).as_deref(), caller).or_raise();
             pull::poll(spi, &sink, max_events, &store).or_raise();
         });

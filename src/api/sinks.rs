@@ -74,7 +74,7 @@ fn create_sink(
     may_use_files(&config, sink.owner).or_raise();
     as_extension(|| {
         connected(|spi| {
-            rebase::if_moved(spi);
+            rebase::settle(spi).or_raise();
             let stream = streams::named(spi, &sink.stream)
                 .ok_or_else(|| streams::unknown(&sink.stream))
                 .or_raise();

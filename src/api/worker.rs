@@ -1,5 +1,7 @@
 //! outbox.start, stop, tick and prune.
 
+use std::time::{Duration, Instant};
+
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
@@ -8,15 +10,20 @@ use crate::pg::call::{Arguments, TupleStore};
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::security::{self, as_extension};
 use crate::pg::spi::{Arg, connected};
-use crate::pg::{background, catalog, lock, shmem};
+use crate::pg::{background, catalog, latch, lock, shmem};
 use crate::settings;
-use crate::store::{retention, streams};
+use crate::store::{rebase, retention, streams};
 use crate::worker::tick;
 
-/// The dispatchers of this database, by pid.
+/// How long start and stop wait for what they have asked for.
+const PATIENCE: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The dispatchers of this database, by pid, those of single sinks among them.
 fn dispatchers() -> Vec<i32> {
     as_extension(|| {
         connected(|spi| {
+            spi.write("select pg_catalog.pg_stat_clear_snapshot()", &[]);
             spi.write(
                 "select pid from pg_catalog.pg_stat_activity where backend_type = $1 and datid = $2",
                 &[Arg::Text(Some(background::DISPATCHER_TYPE)), Arg::Oid(Some(catalog::current_database()))],
@@ -26,26 +33,63 @@ fn dispatchers() -> Vec<i32> {
     })
 }
 
+/// Looks again and again until it is so, but not for ever. Whether it came to be.
+fn until(mut is_so: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if is_so() {
+            return true;
+        }
+        if start.elapsed() > PATIENCE {
+            return false;
+        }
+        latch::wait(Some(LOOK), None);
+    }
+}
+
+/// Why no dispatcher may run here, if so.
+fn check_allowed() -> Result<(), Complaint> {
+    let refused = |why: &str, hint: &str| {
+        let code = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+        Err(Complaint::new(code, why).hint(hint))
+    };
+    if catalog::in_recovery() {
+        return refused(
+            "a standby has no dispatcher",
+            "The primary delivers; this server will once it is promoted.",
+        );
+    }
+    if !settings::enabled() {
+        return refused(
+            "dispatchers are switched off",
+            "Set outbox.enabled to on and reload the configuration.",
+        );
+    }
+    if !settings::serves(&catalog::current_database_name()) {
+        return refused(
+            "this database is not among those that get a dispatcher",
+            "Add it to outbox.databases and reload the configuration.",
+        );
+    }
+    Ok(())
+}
+
 #[pg_extern(sql = false)]
 fn start() -> bool {
-    if !settings::enabled() {
-        Complaint::new(
-            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            "dispatchers are switched off",
-        )
-        .hint("Set outbox.enabled to on and reload the configuration.")
-        .raise();
-    }
+    check_allowed().or_raise();
     let database = catalog::current_database();
-    let was_stopped = shmem::is_stopped(database);
     shmem::set_stopped(database, false);
-    if !lock::take_lease(0) {
-        return was_stopped;
+    if lock::dispatcher_runs_in(database) {
+        return false;
     }
-    lock::give_lease_back(0);
     if shmem::is_there() {
         shmem::ask_launcher(database);
-        return true;
+        let mut runs = false;
+        until(|| {
+            runs = lock::dispatcher_runs_in(database);
+            runs || shmem::is_absent(database)
+        });
+        return runs;
     }
     let Some(worker) = background::start_dispatcher(database, None) else {
         Complaint::new(
@@ -55,14 +99,26 @@ fn start() -> bool {
         .hint("Raise max_worker_processes.")
         .raise()
     };
-    worker.wait_for_startup().is_ok()
+    if worker.wait_for_startup().is_err() {
+        return false;
+    }
+    let mut runs = false;
+    until(|| {
+        runs = lock::dispatcher_runs_in(database);
+        runs || worker.pid().is_err()
+    });
+    runs
 }
 
 #[pg_extern(sql = false)]
 fn stop() -> bool {
-    shmem::set_stopped(catalog::current_database(), true);
-    shmem::ask_launcher(catalog::current_database());
+    let database = catalog::current_database();
+    shmem::set_stopped(database, true);
     let running = dispatchers();
+    if running.is_empty() {
+        return false;
+    }
+    shmem::ask_launcher(database);
     as_extension(|| {
         connected(|spi| {
             for &pid in &running {
@@ -73,7 +129,9 @@ fn stop() -> bool {
             }
         });
     });
-    !running.is_empty()
+    // One that calls a function may take a moment.
+    until(|| dispatchers().is_empty());
+    true
 }
 
 #[pg_extern(sql = false)]
@@ -92,8 +150,17 @@ fn tick(call: pg_sys::FunctionCallInfo) {
         spi.write("set constraints all immediate", &[]);
     });
     let store = TupleStore::of(call);
+    if catalog::in_recovery() {
+        // What it delivered could not be saved.
+        Complaint::new(
+            PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION,
+            "a standby delivers nothing",
+        )
+        .raise();
+    }
     as_extension(|| {
         connected(|spi| {
+            rebase::settle(spi).or_raise();
             let passed = tick::run(spi, wanted.as_deref())
                 .ok_or_else(|| super::sinks::unknown(wanted.as_deref().unwrap_or_default()))
                 .or_raise();
@@ -118,6 +185,7 @@ fn tick(call: pg_sys::FunctionCallInfo) {
 fn prune(stream: Option<&str>) -> i64 {
     as_extension(|| {
         connected(|spi| {
+            rebase::settle(spi).or_raise();
             let streams = match stream {
                 Some(name) => vec![
                     streams::named(spi, name)
@@ -127,7 +195,7 @@ fn prune(stream: Option<&str>) -> i64 {
                 None => streams::all(spi),
             };
             let mut removed = 0;
-            for stream in streams {
+            for mut stream in streams {
                 let mut floors = Floors::default();
                 let mut behind = stream.pruned_seq;
                 loop {
@@ -140,6 +208,7 @@ fn prune(stream: Option<&str>) -> i64 {
                     );
                     removed += step.removed;
                     behind = step.upto;
+                    stream.pruned_seq = step.pruned_seq;
                     if !step.more {
                         break;
                     }

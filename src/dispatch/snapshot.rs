@@ -61,18 +61,6 @@ impl Snapshot {
         self
     }
 
-    /// The same snapshot with a transaction taken for finished. What lies between what was known
-    /// and this one counts as running.
-    pub fn with_finished(mut self, xid: u64) -> Self {
-        if xid >= self.xmax {
-            self.running.extend(self.xmax..xid);
-            self.xmax = xid + 1;
-        }
-        self.running.retain(|&running| running != xid);
-        self.xmin = self.running.first().copied().unwrap_or(self.xmax);
-        self
-    }
-
     /// The transactions that were running here and that `later` sees: they committed, or were
     /// rolled back, in between.
     pub fn finished_by(&self, later: &Snapshot) -> Vec<u64> {
@@ -166,19 +154,6 @@ mod tests {
         );
         assert_eq!(snapshot("25:25:").with_running(21), snapshot("21:25:21"));
         assert!(!snapshot("25:25:").with_running(21).sees(21));
-    }
-
-    #[test]
-    fn one_more_can_be_taken_for_finished() {
-        assert_eq!(
-            snapshot("10:20:10,14").with_finished(14),
-            snapshot("10:20:10")
-        );
-        assert_eq!(
-            snapshot("20:20:").with_finished(22),
-            snapshot("20:23:20,21")
-        );
-        assert_eq!(snapshot("20:20:").with_finished(20), snapshot("21:21:"));
     }
 
     #[test]

@@ -57,36 +57,56 @@ pub(crate) fn begin_launcher() {
     latch::attach_signals();
     // SAFETY: called once, first, in a worker that asked for a database connection.
     unsafe { pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0) };
+    set(c"application_name", LAUNCHER_TYPE);
 }
 
 /// First steps of a dispatcher: connects it as the bootstrap superuser, with settings under which the plans of our own
 /// statements are the same whatever the statistics say.
-pub(crate) fn begin_dispatcher(database: pg_sys::Oid) {
+pub(crate) fn begin_dispatcher(database: pg_sys::Oid, sink: Option<&str>) {
     latch::attach_signals();
     // SAFETY: called once, first, in a worker that asked for a database connection.
     unsafe {
         pg_sys::BackgroundWorkerInitializeConnectionByOid(database, pg_sys::InvalidOid, 0);
     }
     for (name, value) in [
-        (c"enable_seqscan", c"off"),
-        (c"enable_bitmapscan", c"off"),
-        (c"plan_cache_mode", c"force_generic_plan"),
-        (c"jit", c"off"),
-        (c"default_transaction_isolation", c"read committed"),
-        (c"default_transaction_read_only", c"off"),
-        (c"statement_timeout", c"0"),
-        (c"lock_timeout", c"0"),
-        (c"idle_in_transaction_session_timeout", c"0"),
+        (c"enable_seqscan", "off"),
+        (c"enable_bitmapscan", "off"),
+        (c"plan_cache_mode", "force_generic_plan"),
+        (c"jit", "off"),
+        (c"default_transaction_isolation", "read committed"),
+        (c"default_transaction_read_only", "off"),
+        (c"statement_timeout", "0"),
+        (c"lock_timeout", "0"),
+        (c"idle_in_transaction_session_timeout", "0"),
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        (c"transaction_timeout", "0"),
     ] {
-        // SAFETY: static strings; the session's own settings, in a session that nobody else uses.
-        unsafe {
-            pg_sys::SetConfigOption(
-                name.as_ptr(),
-                value.as_ptr(),
-                pg_sys::GucContext::PGC_SUSET,
-                pg_sys::GucSource::PGC_S_OVERRIDE,
-            );
-        }
+        set(name, value);
+    }
+    match sink {
+        Some(sink) => set(c"application_name", &format!("pg_outbox sink {sink}")),
+        None => set(c"application_name", DISPATCHER_TYPE),
+    }
+}
+
+/// From now on nothing waits long for a lock: the worker is about to end.
+pub(crate) fn be_brief() {
+    set(c"lock_timeout", "1s");
+}
+
+/// A setting of the worker's own session.
+fn set(name: &std::ffi::CStr, value: &str) {
+    let Ok(value) = CString::new(value) else {
+        return;
+    };
+    // SAFETY: the strings are copied; the session is nobody else's.
+    unsafe {
+        pg_sys::SetConfigOption(
+            name.as_ptr(),
+            value.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
     }
 }
 
@@ -122,6 +142,15 @@ pub(crate) fn report_activity(activity: Option<&str>) {
             }
         }
     }
+}
+
+/// What the worker shows in pg_stat_activity that rests most of the time.
+pub(crate) fn report_rest(activity: &str) {
+    let Ok(text) = CString::new(activity) else {
+        return;
+    };
+    // SAFETY: the string is copied by the callee.
+    unsafe { pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_IDLE, text.as_ptr()) };
 }
 
 /// Sends the statistics of what was done, as a backend does between statements.

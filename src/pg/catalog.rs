@@ -53,10 +53,22 @@ pub(crate) fn extension() -> Option<pg_sys::Oid> {
     (oid != pg_sys::InvalidOid).then_some(oid)
 }
 
-/// The extension's version in this database.
+/// The database that this process is connected to.
 pub(crate) fn current_database() -> pg_sys::Oid {
     // SAFETY: a global of this process.
     unsafe { pg_sys::MyDatabaseId }
+}
+
+/// Its name, which cannot change while somebody is connected; a transaction is open.
+pub(crate) fn current_database_name() -> String {
+    // SAFETY: a catalog look-up; the database exists, since we are connected to it.
+    unsafe {
+        let name = pg_sys::get_database_name(current_database());
+        if name.is_null() {
+            return String::new();
+        }
+        CStr::from_ptr(name).to_string_lossy().into_owned()
+    }
 }
 
 /// Whether a role exists; a transaction is open.
@@ -89,6 +101,13 @@ pub(crate) fn system_identifier() -> i64 {
 pub(crate) fn next_xid() -> u64 {
     // SAFETY: takes and releases a lightweight lock.
     unsafe { pg_sys::ReadNextFullTransactionId() }.value
+}
+
+/// Whether every transaction with an id below `xid` is finished in the snapshot in force, in whatever database.
+pub(crate) fn nothing_unfinished_below(xid: u64) -> bool {
+    // SAFETY: a transaction is open, with its snapshot pushed. Ids in snapshots lack the epoch.
+    let oldest = unsafe { (*pg_sys::GetActiveSnapshot()).xmin };
+    u64::from(oldest.into_inner()) == xid & u64::from(u32::MAX)
 }
 
 /// The open transaction's id, if it has one.

@@ -5,20 +5,21 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pgrx::pg_sys;
+use pgrx::{PgTryBuilder, pg_sys};
 
 static TERMINATED: AtomicBool = AtomicBool::new(false);
 static RELOAD: AtomicBool = AtomicBool::new(false);
 
-unsafe extern "C-unwind" fn on_sigterm(_signal: i32) {
+/// What runs is cancelled, for it may wait for a lock that is not given up for hours.
+unsafe extern "C-unwind" fn on_sigterm(signal: i32) {
     TERMINATED.store(true, Ordering::SeqCst);
-    // SAFETY: SetLatch is made for signal handlers; pgrx' wrapper around it neither allocates nor locks.
-    unsafe { pg_sys::SetLatch(pg_sys::MyLatch) };
+    // SAFETY: made for signal handlers: it sets flags and the latch.
+    unsafe { pg_sys::StatementCancelHandler(signal) };
 }
 
 unsafe extern "C-unwind" fn on_sighup(_signal: i32) {
     RELOAD.store(true, Ordering::SeqCst);
-    // SAFETY: as above.
+    // SAFETY: SetLatch is made for signal handlers; pgrx' wrapper around it neither allocates nor locks.
     unsafe { pg_sys::SetLatch(pg_sys::MyLatch) };
 }
 
@@ -83,14 +84,31 @@ pub(crate) fn reload_if_asked() -> bool {
     asked
 }
 
-/// Serves what has come in: cancel requests, barriers, termination. Raises an error for a cancel.
-pub(crate) fn check_for_interrupts() {
-    pgrx::check_for_interrupts!();
+/// Serves what has come in for a worker that is between two transactions: barriers, and cancel requests, which have nothing to
+/// cancel here and must not end the process.
+pub(crate) fn serve_interrupts() {
+    let check = || {
+        pgrx::check_for_interrupts!();
+    };
+    PgTryBuilder::new(check).catch_others(|_| ()).execute();
+}
+
+/// A worker's wait between two transactions: as [`wait`], but a cancel request only ends the wait.
+pub(crate) fn rest(timeout: Duration, readable: Option<&EventFd>) -> bool {
+    let woken = wait_for(Some(timeout), readable);
+    serve_interrupts();
+    woken
 }
 
 /// Waits for the latch, for `readable` to become readable, or for the time to pass; true if it was the latch. Ends the process if
-/// the postmaster is gone.
+/// the postmaster is gone; raises an error for a cancel request.
 pub(crate) fn wait(timeout: Option<Duration>, readable: Option<&EventFd>) -> bool {
+    let woken = wait_for(timeout, readable);
+    pgrx::check_for_interrupts!();
+    woken
+}
+
+fn wait_for(timeout: Option<Duration>, readable: Option<&EventFd>) -> bool {
     let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH;
     let mut milliseconds = -1;
     if let Some(timeout) = timeout {
@@ -106,18 +124,21 @@ pub(crate) fn wait(timeout: Option<Duration>, readable: Option<&EventFd>) -> boo
     }
     // SAFETY: on the main thread; the descriptor is open as long as `readable` is borrowed.
     let happened = unsafe {
-        let happened = pg_sys::WaitLatchOrSocket(
+        pg_sys::WaitLatchOrSocket(
             pg_sys::MyLatch,
             events.cast_signed(),
             descriptor,
             milliseconds,
             pg_sys::PG_WAIT_EXTENSION,
-        );
-        pg_sys::ResetLatch(pg_sys::MyLatch);
-        happened
+        )
     };
-    check_for_interrupts();
-    happened.cast_unsigned() & pg_sys::WL_LATCH_SET != 0
+    let woken = happened.cast_unsigned() & pg_sys::WL_LATCH_SET != 0;
+    if woken {
+        // Only now: a latch that is set after something else has ended the wait ends the next one, and no wake-up is lost.
+        // SAFETY: on the main thread.
+        unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
+    }
+    woken
 }
 
 /// A descriptor by which another thread wakes the main one.

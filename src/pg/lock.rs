@@ -1,4 +1,5 @@
-//! Locks: the lease of a sink, and two looks at whether somebody wants this database or the extension gone.
+//! Locks: the lease of a sink, the mark of a session that restores a dump, and two looks at whether somebody wants this database or
+//! the extension gone.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -18,10 +19,19 @@ const ADVISORY: u8 = pg_sys::LockTagType::LOCKTAG_ADVISORY as u8;
 const USER_METHOD: u8 = 2;
 const DEFAULT_METHOD: u8 = 1;
 
+/// The lease of a database's dispatcher; those of sinks have their numbers, from 1 on.
+pub(crate) const DISPATCHER: i32 = 0;
+/// No lease: see [`mark_restore`].
+const RESTORE: i32 = -1;
+
 fn lease_tag(number: i32) -> pg_sys::LOCKTAG {
+    // SAFETY: a plain global of this process.
+    lease_tag_in(unsafe { pg_sys::MyDatabaseId }, number)
+}
+
+fn lease_tag_in(database: pg_sys::Oid, number: i32) -> pg_sys::LOCKTAG {
     pg_sys::LOCKTAG {
-        // SAFETY: a plain global of this process.
-        locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        locktag_field1: database.to_u32(),
         locktag_field2: LEASE_CLASS,
         locktag_field3: number.cast_unsigned(),
         locktag_field4: LEASE_KIND,
@@ -99,6 +109,36 @@ pub(crate) fn give_lease_back_at_commit(number: i32) {
     LEASES.with_borrow_mut(|leases| leases.remove(&number));
 }
 
+/// Whether a dispatcher runs in that database, whoever has started it. Its lease is tried for an instant; one that starts at that very
+/// moment tries again.
+pub(crate) fn dispatcher_runs_in(database: pg_sys::Oid) -> bool {
+    is_taken(&lease_tag_in(database, DISPATCHER), EXCLUSIVE)
+}
+
+/// Until this session ends, what is in this database is not complete: see store/rebase.rs.
+pub(crate) fn mark_restore() {
+    // SAFETY: the tag is well formed; nobody waits for long with a conflicting lock.
+    unsafe { pg_sys::LockAcquire(&lease_tag(RESTORE), RESTORING, true, false) };
+}
+
+/// Whether another session that restores a dump into this database is still there.
+pub(crate) fn restore_goes_on() -> bool {
+    is_taken(&lease_tag(RESTORE), LOOKING)
+}
+
+/// Two that restore do not exclude each other, and neither do two that look.
+const RESTORING: i32 = pg_sys::RowExclusiveLock as i32;
+const LOOKING: i32 = pg_sys::ShareLock as i32;
+
+/// Whether somebody else holds a lock against this mode: it is tried for an instant.
+fn is_taken(tag: &pg_sys::LOCKTAG, mode: i32) -> bool {
+    let taken = try_acquire(tag, mode, true) == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+    if !taken {
+        release(tag, mode, true);
+    }
+    taken
+}
+
 /// Whether DROP DATABASE, RENAME or CREATE DATABASE … TEMPLATE waits for this database's sessions to leave. Needs no
 /// transaction: the lock that every session takes while it connects is tried for an instant.
 pub(crate) fn database_is_wanted(database: pg_sys::Oid) -> bool {
@@ -110,12 +150,7 @@ pub(crate) fn database_is_wanted(database: pg_sys::Oid) -> bool {
         locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
         locktag_lockmethodid: DEFAULT_METHOD,
     };
-    let mode = pg_sys::RowExclusiveLock as i32;
-    if try_acquire(&tag, mode, true) == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL {
-        return true;
-    }
-    release(&tag, mode, true);
-    false
+    is_taken(&tag, pg_sys::RowExclusiveLock as i32)
 }
 
 /// Holds the extension against DROP EXTENSION until the open transaction ends; false if it is being dropped just now. Taken

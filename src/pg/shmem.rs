@@ -114,6 +114,8 @@ unsafe extern "C-unwind" fn leave(_code: i32, _arg: pg_sys::Datum) {
         place.latch.store(0, Ordering::Release);
         place.database.store(0, Ordering::Release);
     }
+    // One that an earlier launcher has started is nobody's child.
+    set_latch(board.launcher.load(Ordering::Acquire));
 }
 
 /// Wakes every worker of a database. Called in a commit: it must neither fail nor wait.
@@ -174,6 +176,17 @@ pub(crate) fn forget_absent(database: Option<pg_sys::Oid>) {
                 );
             }
             None => place.store(0, Ordering::Release),
+        }
+    }
+}
+
+/// Drops what is noted of databases that are gone: their oids come again one day, and the places are few.
+pub(crate) fn keep_only(exists: impl Fn(pg_sys::Oid) -> bool) {
+    let Some(board) = board() else { return };
+    for place in board.absent.iter().chain(&board.stopped) {
+        let noted = place.load(Ordering::Acquire);
+        if noted != 0 && !exists(pg_sys::Oid::from(noted)) {
+            let _ = place.compare_exchange(noted, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 }

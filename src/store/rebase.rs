@@ -2,37 +2,85 @@
 //!
 //! Positions are transaction ids. A logical restore, or pg_upgrade, brings them to a cluster whose ids start low again or belong to
 //! a different history: every cursor would lie in the future, and new events would be skipped for ever, silently. The sign is
-//! outbox.clusters, where CREATE EXTENSION wrote this cluster's identifier and the dump adds the old one's.
+//! outbox.clusters, where CREATE EXTENSION wrote this cluster's identifier and the dump adds the old one's. Clusters that are copies
+//! of one another share an identifier; there the sign is a position that has not been reached yet.
 //!
-//! The cure: all events become those of one transaction X of this cluster, which keeps their order by seq, and every cursor is put
-//! before the first event that it had not seen. Undelivered events stay undelivered; some may be delivered twice.
+//! The cure: all events that are visible now become those of one transaction V of this cluster, the last one before everything that
+//! is unfinished. They keep their order by seq, and every cursor is put before the first event that it had not seen. Undelivered
+//! events stay undelivered; some may be delivered twice. What is committed from here on has its own id, above V.
+//!
+//! A dump is restored table by table, and this server's dispatcher sees what is there already. A cursor without its events would run
+//! ahead of them, and events without their cursors would be taken for new ones. So a session that restores is marked (a trigger on
+//! the tables that only a restore writes to) and until it ends nothing is delivered.
 
 use std::sync::Arc;
 
 use super::streams::{self, Stream};
-use crate::dispatch::{Mark, Place, Snapshot, Window};
-use crate::pg::catalog;
+use crate::dispatch::{Floors, Mark, Place, Snapshot, Window};
+use crate::pg::error::Complaint;
 use crate::pg::spi::{Arg, Spi};
+use crate::pg::{catalog, lock};
+use pgrx::PgSqlErrorCode;
+
+/// A cursor's windows are counted on from here, so that a save by somebody who has not noticed is refused.
+const LEAP: i64 = 1 << 32;
 
 fn has_moved(spi: &Spi) -> bool {
     spi.read(
-        "select exists (select from outbox.clusters where system_identifier <> $1)",
-        &[Arg::I64(Some(catalog::system_identifier()))],
+        "select exists (select from outbox.clusters where system_identifier <> $1 or since_xid >= $2)",
+        &[
+            Arg::I64(Some(catalog::system_identifier())),
+            Arg::Xid(catalog::next_xid()),
+        ],
     )
     .first(|row| row.bool(0).unwrap_or(false))
     .unwrap_or(false)
 }
 
-/// Re-bases all streams if this database came from another cluster. True if it did.
-pub(crate) fn if_moved(spi: &Spi) -> bool {
-    if !has_moved(spi) {
+/// Whether a sink stands where this cluster has not come yet. Costs more than to be asked with every pass.
+fn is_ahead(spi: &Spi) -> bool {
+    spi.read(
+        "select exists (select from outbox.cursors where pg_snapshot_xmax(upto) > $1)",
+        &[Arg::Xid(catalog::next_xid())],
+    )
+    .first(|row| row.bool(0).unwrap_or(false))
+    .unwrap_or(false)
+}
+
+/// Whether what is stored may not be acted on yet: retention waits for the re-basing.
+pub(crate) fn is_due(spi: &Spi) -> bool {
+    lock::restore_goes_on() || has_moved(spi)
+}
+
+/// For whoever reads or writes positions: re-bases if this database came from another cluster. An error while another session still
+/// restores it.
+pub(crate) fn settle(spi: &Spi) -> Result<(), Complaint> {
+    if lock::restore_goes_on() {
+        let code = PgSqlErrorCode::ERRCODE_OBJECT_IN_USE;
+        return Err(
+            Complaint::new(code, "a dump is being restored into this database")
+                .detail("The session that restores it has not ended.")
+                .hint("outbox.status names it."),
+        );
+    }
+    if_moved(spi, false);
+    Ok(())
+}
+
+/// Re-bases all streams if this database came from another cluster. True if it did. `thorough`: looks at the cursors, too.
+pub(crate) fn if_moved(spi: &Spi, thorough: bool) -> bool {
+    if !(has_moved(spi) || (thorough && is_ahead(spi))) {
         return false;
     }
     // One at a time: whoever comes second finds it done.
     spi.write("lock table outbox.clusters in exclusive mode", &[]);
     let still = spi.write(
-        "select from outbox.clusters where system_identifier <> $1",
-        &[Arg::I64(Some(catalog::system_identifier()))],
+        "select from outbox.clusters where system_identifier <> $1 or since_xid >= $2
+         union all select from outbox.cursors where pg_snapshot_xmax(upto) > $2",
+        &[
+            Arg::I64(Some(catalog::system_identifier())),
+            Arg::Xid(catalog::next_xid()),
+        ],
     );
     if still.count() == 0 {
         return false;
@@ -49,102 +97,82 @@ pub(crate) fn if_moved(spi: &Spi) -> bool {
     true
 }
 
+/// A cursor, and what it had not seen.
+struct Cursor {
+    name: String,
+    /// None for one that keeps nothing but a pair.
+    window_no: Option<i64>,
+    by_transaction: bool,
+    /// The seq of the first event that it had not seen.
+    first: Option<i64>,
+}
+
 fn rebase(spi: &Spi, stream: &Stream) {
     let relation = &stream.relation;
-    // Everything that gets a transaction id after this draws numbers above.
-    let last_seq = spi
-        .read(
-            &format!(
-                "select case when is_called then last_value else 0 end from {}",
-                stream.sequence
-            ),
-            &[],
-        )
-        .first(|row| row.i64(0).unwrap_or(0))
-        .unwrap_or(0);
-    let (x, now) = spi
-        .write(
-            "select pg_current_xact_id(), pg_current_snapshot()::text",
-            &[],
-        )
-        .first(|row| (row.xid(0).unwrap_or(0), row.text(1).unwrap_or_default()))
-        .unwrap_or_default();
-    let done = now
-        .parse::<Snapshot>()
-        .unwrap_or_else(|_| Snapshot::empty())
-        .with_running(x);
-    let upto = done.clone().with_finished(x);
+    // Sampled first: what gets its id from here on draws numbers above.
+    let mut floors = Floors::default();
+    stream.look(spi, &mut floors);
 
-    // What each cursor has not seen, in terms of the old ids. What was written here since the extension was made is new to all.
+    // One statement, so one snapshot: what that does not see keeps its id and comes in a later window. What was written here since
+    // the extension was made is new to every cursor, whatever the old ids say. What this very transaction has written is left
+    // alone: it is not committed yet.
     let sql = format!(
-        "select c.name, c.window_no, s.\"grouping\",
-                (select min(e.seq) from {relation} e
-                  where e.txid between local.since and $3 or not case
-                      when c.window_no is null then (e.txid, e.seq) <= (c.txid, c.seq)
-                      when pg_visible_in_snapshot(e.txid, c.done) then true
-                      when not pg_visible_in_snapshot(e.txid, c.upto) then false
-                      else c.at_seq = $2 or (e.seq <= c.at_seq and s.\"grouping\" = 'event')
-                  end)
-           from outbox.cursors c left join outbox.sinks s on c.name = 'sink:' || s.id
-                cross join (select min(k.since_xid) as since from outbox.clusters k where k.system_identifier = $4) local
-          where c.stream = $1"
+        "with now as materialized (
+             select n.snapshot, n.own, (pg_snapshot_xmin(n.snapshot)::text::numeric - 1)::text::xid8 as v
+               from (select pg_current_snapshot() as snapshot, coalesce(pg_current_xact_id_if_assigned(), '0'::xid8) as own) n
+         ), local as materialized (
+             select min(k.since_xid) as since from outbox.clusters k where k.system_identifier = $2
+         ), cursor as materialized (
+             select c.name, c.window_no, coalesce(s.\"grouping\" = 'transaction', false) as by_transaction,
+                    (select min(e.seq) from {relation} e
+                      where e.txid <> now.own
+                        and (e.txid between local.since and pg_snapshot_xmax(now.snapshot) or not case
+                            when c.window_no is null then (e.txid, e.seq) <= (c.txid, c.seq)
+                            when pg_visible_in_snapshot(e.txid, c.done) then true
+                            when not pg_visible_in_snapshot(e.txid, c.upto) then false
+                            when s.\"grouping\" = 'transaction' then
+                                ((select max(x.seq) from {relation} x where x.txid = e.txid), e.seq) <= (c.at_group, c.at_seq)
+                            else e.seq <= c.at_seq
+                        end)) as first
+               from now cross join local cross join outbox.cursors c left join outbox.sinks s on c.name = 'sink:' || s.id
+              where c.stream = $1
+         ), moved as (
+             update {relation} e
+                set txid = now.v, id = coalesce(e.id, outbox.event_id(e.id, $1, e.txid, e.seq, e.\"time\"))
+               from now where e.txid <> now.own
+         )
+         select now.v, now.own, now.snapshot::text, (select max(e.seq) from {relation} e where e.txid <> now.own),
+                c.name, c.window_no, c.by_transaction, c.first
+           from now left join cursor c on true",
     );
     let args = [
         Arg::Text(Some(&stream.name)),
-        Arg::I64(Some(Mark::END.seq)),
-        Arg::Xid(x),
         Arg::I64(Some(catalog::system_identifier())),
     ];
-    let cursors = spi.write(&sql, &args).map(|row| {
-        (
-            row.text(0).unwrap_or_default(),
-            row.i64(1),
-            row.text(2),
-            row.i64(3),
-        )
+    let rows = spi.write(&sql, &args).map(|row| {
+        let snapshot = row.text(2).and_then(|text| text.parse::<Snapshot>().ok());
+        let snapshot = snapshot.unwrap_or_else(Snapshot::empty);
+        let now = Now {
+            v: row.xid(0).unwrap_or(0),
+            seen: match row.xid(1) {
+                Some(own) if own > 0 => snapshot.with_running(own),
+                _ => snapshot,
+            },
+            greatest: row.i64(3).unwrap_or(0),
+        };
+        let cursor = row.text(4).map(|name| Cursor {
+            name,
+            window_no: row.i64(5),
+            by_transaction: row.bool(6).unwrap_or(false),
+            first: row.i64(7),
+        });
+        (now, cursor)
     });
-    spi.write(
-        &format!("update {relation} e set txid = $1 where e.txid <> $1"),
-        &[Arg::Xid(x)],
-    );
-    let greatest = spi
-        .write(&format!("select max(e.seq) from {relation} e"), &[])
-        .first(|row| row.i64(0))
-        .flatten()
-        .unwrap_or(0);
-
-    for (name, window_no, grouping, first) in cursors {
-        let seen = first.map_or(greatest, |first| first - 1);
-        let mark = match (first, grouping.as_deref()) {
-            (None, _) => Mark::END,
-            (Some(_), Some("transaction")) => Mark {
-                group: greatest,
-                seq: seen,
-            },
-            (Some(_), _) => Mark {
-                group: seen,
-                seq: seen,
-            },
-        };
-        let window = Window {
-            number: window_no.unwrap_or(0) + 1,
-            done: done.clone(),
-            upto: upto.clone(),
-            floor: 0,
-            ceiling: greatest,
-            next_floor: last_seq,
-        };
-        write_cursor(
-            spi,
-            &name,
-            window_no.is_some(),
-            &Place {
-                window: Arc::new(window),
-                mark,
-            },
-            x,
-            seen,
-        );
+    for (now, cursor) in rows {
+        if let Some(cursor) = cursor {
+            let next_floor = floors.below(now.seen.xmax()).unwrap_or(0);
+            write_cursor(spi, &cursor, &now, next_floor);
+        }
     }
     spi.write(
         "update outbox.streams set pruned_seq = 0 where name = $1",
@@ -152,27 +180,70 @@ fn rebase(spi: &Spi, stream: &Stream) {
     );
 }
 
+/// What the stream has come to.
+struct Now {
+    /// The transaction whose events all are that were visible.
+    v: u64,
+    /// The snapshot in which they were.
+    seen: Snapshot,
+    /// Their greatest seq.
+    greatest: i64,
+}
+
+impl Now {
+    /// Before the first event that a cursor had not seen.
+    fn place_of(&self, cursor: &Cursor, next_floor: i64) -> Place {
+        let window = Window {
+            number: cursor.window_no.unwrap_or(0) + LEAP,
+            done: Snapshot::before(self.v),
+            upto: self.seen.clone(),
+            floor: 0,
+            ceiling: self.greatest,
+            next_floor,
+        };
+        let mark = match cursor.first {
+            None => Mark::END,
+            Some(first) => Mark {
+                group: if cursor.by_transaction {
+                    self.greatest
+                } else {
+                    first - 1
+                },
+                seq: first - 1,
+            },
+        };
+        Place {
+            window: Arc::new(window),
+            mark,
+        }
+    }
+}
+
 /// Puts a cursor where it belongs now. Not forward only: the old position belongs to another history.
-fn write_cursor(spi: &Spi, name: &str, of_sink: bool, place: &Place, x: u64, seen: i64) {
-    let window = &place.window;
+fn write_cursor(spi: &Spi, cursor: &Cursor, now: &Now, next_floor: i64) {
+    let seen = cursor.first.map_or(now.greatest, |first| first - 1);
     spi.write(
         "update outbox.cursors set txid = $2, seq = $3, updated_at = clock_timestamp() where name = $1",
-        &[Arg::Text(Some(name)), Arg::Xid(x), Arg::I64(Some(seen))],
+        &[
+            Arg::Text(Some(&cursor.name)),
+            Arg::Xid(now.v),
+            Arg::I64(Some(seen)),
+        ],
     );
-    if of_sink {
+    if cursor.window_no.is_some() {
+        let Place { window, mark } = now.place_of(cursor, next_floor);
         spi.write(
             "update outbox.cursors
                 set window_no = $2, done = $3, upto = $4, at_group = $5, at_seq = $6, floor = $7, ceiling = $8, next_floor = $9,
-                    handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null,
-                    sample_seq = null, sample_xid = null
+                    handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null
               where name = $1",
             &[
-                Arg::Text(Some(name)),
+                Arg::Text(Some(&cursor.name)),
                 Arg::I64(Some(window.number)),
                 Arg::Snapshot(Some(&window.done.to_string())),
                 Arg::Snapshot(Some(&window.upto.to_string())),
-                Arg::I64(Some(place.mark.group)),
-                Arg::I64(Some(place.mark.seq)),
+                Arg::I64(Some(mark.group)),
+                Arg::I64(Some(mark.seq)),
                 Arg::I64(Some(window.floor)),
                 Arg::I64(Some(window.ceiling)),
                 Arg::I64(Some(window.next_floor)),

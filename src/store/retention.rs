@@ -10,7 +10,7 @@ use crate::dispatch::Floors;
 use crate::pg::spi::{Arg, Spi};
 
 /// Events looked at in one step, which is one short transaction.
-const STEP: i64 = 10_000;
+const STEP: i64 = 2_000;
 
 /// What a step came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,11 +18,13 @@ pub(crate) struct Step {
     pub(crate) removed: u64,
     /// The last seq looked at; the next step goes on behind it.
     pub(crate) upto: i64,
+    /// Up to here nothing is left, and nothing will come: reads begin behind it.
+    pub(crate) pruned_seq: i64,
     /// Whether it is worth going on.
     pub(crate) more: bool,
 }
 
-/// Runs one step behind `behind` (the first one: `stream.pruned_seq`).
+/// Runs one step behind `behind` (the first one: `stream.pruned_seq`, which the caller keeps up with what the last step says).
 pub(crate) fn step(
     spi: &Spi,
     stream: &Stream,
@@ -33,8 +35,17 @@ pub(crate) fn step(
     let nothing = Step {
         removed: 0,
         upto: behind,
+        pruned_seq: stream.pruned_seq,
         more: false,
     };
+    // First the stream, then its events, as outbox.drop_stream does; who holds it drops it, or prunes already.
+    let held = spi.write(
+        "select from outbox.streams where name = $1 for no key update skip locked",
+        &[Arg::Text(Some(&stream.name))],
+    );
+    if held.count() == 0 {
+        return nothing;
+    }
     // Before anything is removed: events that are still to be committed have numbers above the floor of what is unfinished now.
     let horizon = stream.look(spi, floors);
     let safe = floors.below(horizon.snapshot.oldest_unseen());
@@ -79,17 +90,19 @@ pub(crate) fn step(
     }) else {
         return nothing;
     };
-    if removed > 0 && behind == stream.pruned_seq {
-        let contiguous = first_left.map_or(upto, |first| first - 1);
-        remember(
-            spi,
-            stream,
-            safe.map_or(stream.pruned_seq, |safe| safe.min(contiguous)),
-        );
+    let mut pruned_seq = stream.pruned_seq;
+    if behind == pruned_seq {
+        // All that was looked at is gone, or all before the first that is left.
+        let empty_upto = first_left.map_or(upto, |first| first - 1);
+        pruned_seq = pruned_seq.max(safe.map_or(0, |safe| safe.min(empty_upto)));
+        if pruned_seq > stream.pruned_seq {
+            remember(spi, stream, pruned_seq);
+        }
     }
     Step {
         removed: removed.cast_unsigned(),
         upto,
+        pruned_seq,
         more: looked_at == STEP && removed * 2 >= looked_at,
     }
 }

@@ -1,67 +1,142 @@
 //! Processes of their own for function sinks: a function that takes its time must not take that of other sinks.
 //!
-//! Where the server has no worker slot left, the dispatcher calls the function itself.
+//! Where the server has no worker slot left, the dispatcher calls the function itself. A process that ends early is not replaced at
+//! once, nor its function called here: what has ended it would end the dispatcher of all sinks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use pgrx::bgworkers::{BackgroundWorkerStatus, DynamicBackgroundWorker};
 
-use super::course::Course;
 use crate::pg::{background, catalog};
+use crate::store::sinks::Version;
 
-/// How long a sink is served here after its process could not be started or ended.
-const RETRY: Duration = Duration::from_secs(10);
+/// How long sinks are served here after there was no slot.
+const NO_SLOT: Duration = Duration::from_secs(10);
+/// The rest of a sink whose process has ended early; it doubles while they keep doing so.
+const REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = Duration::from_secs(60);
+/// One that ran as long as this did not end early.
+const RAN_WELL: Duration = Duration::from_secs(30);
+
+struct Running {
+    worker: DynamicBackgroundWorker,
+    since: Instant,
+}
+
+struct Resting {
+    until: Instant,
+    over: bool,
+    early_ends: u32,
+    /// Of the sink, when it was first asked for after the end: if it is changed, there is no reason to wait.
+    version: Option<Version>,
+}
 
 #[derive(Default)]
 pub(super) struct Helpers {
-    running: BTreeMap<String, DynamicBackgroundWorker>,
-    starting: Vec<String>,
-    not_before: BTreeMap<String, Instant>,
+    running: BTreeMap<String, Running>,
+    resting: BTreeMap<String, Resting>,
+    no_slot_until: Option<Instant>,
 }
 
 impl Helpers {
-    /// Whether a sink is, or is about to be, served by a process of its own.
-    pub(super) fn serves(&self, sink: &str) -> bool {
-        self.running.contains_key(sink) || self.starting.iter().any(|starting| starting == sink)
+    /// Whether a sink is, or is soon to be, served by a process of its own.
+    pub(super) fn serves(&mut self, version: &Version) -> bool {
+        if self.running.contains_key(&version.id) {
+            return true;
+        }
+        let Some(resting) = self.resting.get_mut(&version.id) else {
+            return false;
+        };
+        let unchanged = resting.version.get_or_insert_with(|| version.clone()) == version;
+        unchanged && !resting.over
     }
 
-    /// Notices which processes have ended, and picks the sinks that are to get one.
-    pub(super) fn reconcile<'a>(&mut self, functions: impl Iterator<Item = &'a Course>) {
+    /// Notices which processes have ended, and which sinks have rested. True if there are sinks that wait to be taken.
+    pub(super) fn have_changed(&mut self) -> bool {
+        let now = Instant::now();
+        let mut changed = false;
         let ended = self
             .running
             .iter()
-            .filter(|(_, worker)| {
-                !matches!(
-                    worker.pid(),
-                    Ok(_) | Err(BackgroundWorkerStatus::NotYetStarted)
-                )
-            })
+            .filter(|(_, running)| has_ended(&running.worker))
             .map(|(sink, _)| sink.clone())
             .collect::<Vec<_>>();
         for sink in ended {
-            self.running.remove(&sink);
-            self.not_before.insert(sink, Instant::now() + RETRY);
+            let Some(running) = self.running.remove(&sink) else {
+                continue;
+            };
+            changed = true;
+            let early_ends = match self.resting.remove(&sink) {
+                _ if now.duration_since(running.since) >= RAN_WELL => continue,
+                Some(resting) => resting.early_ends + 1,
+                None => 1,
+            };
+            let rest = REST.saturating_mul(1 << (early_ends - 1).min(10));
+            let resting = Resting {
+                until: now + rest.min(LONGEST_REST),
+                over: false,
+                early_ends,
+                version: None,
+            };
+            self.resting.insert(sink, resting);
         }
-        let now = Instant::now();
-        self.not_before.retain(|_, time| *time > now);
-        self.starting = functions
-            .map(|course| course.sink.id.clone())
-            .filter(|sink| !self.not_before.contains_key(sink))
-            .collect();
+        for resting in self.resting.values_mut() {
+            if !resting.over && resting.until <= now {
+                resting.over = true;
+                changed = true;
+            }
+        }
+        changed
     }
 
-    /// Starts the process of a sink whose lease this one has just given back. Without a slot the sink stays here.
-    pub(super) fn start(&mut self, sink: &str) {
-        self.starting.retain(|starting| starting != sink);
-        match background::start_dispatcher(catalog::current_database(), Some(sink)) {
+    /// When the first of the sinks that rest has rested.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let resting = self.resting.values().filter(|resting| !resting.over);
+        resting.map(|resting| resting.until).min()
+    }
+
+    /// Whether the server may have a worker slot for us.
+    pub(super) fn may_start(&self) -> bool {
+        self.no_slot_until.is_none_or(|time| time <= Instant::now())
+    }
+
+    /// Starts the process of a sink whose lease this one has just given back. False if there is no slot.
+    pub(super) fn start(&mut self, sink: &str) -> bool {
+        let started = background::start_dispatcher(catalog::current_database(), Some(sink));
+        match started {
             Some(worker) => {
-                self.running.insert(sink.to_owned(), worker);
+                let since = Instant::now();
+                self.running
+                    .insert(sink.to_owned(), Running { worker, since });
+                true
             }
             None => {
-                self.not_before
-                    .insert(sink.to_owned(), Instant::now() + RETRY);
+                self.no_slot_until = Some(Instant::now() + NO_SLOT);
+                false
             }
         }
     }
+
+    /// Forgets sinks that are gone.
+    pub(super) fn keep_only(&mut self, versions: &[Version]) {
+        let exists = |sink: &String| versions.iter().any(|version| version.id == *sink);
+        self.resting.retain(|sink, _| exists(sink));
+    }
+
+    /// Ends all of them, whatever they do, and waits until they are gone.
+    pub(super) fn terminate(self) {
+        let running = self.running.into_values();
+        let ending = running.map(|running| running.worker.terminate());
+        for worker in ending.collect::<Vec<_>>() {
+            let _ = worker.wait_for_shutdown();
+        }
+    }
+}
+
+fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
+    !matches!(
+        worker.pid(),
+        Ok(_) | Err(BackgroundWorkerStatus::NotYetStarted)
+    )
 }

@@ -203,13 +203,9 @@ async fn serve(mut orders: mpsc::UnboundedReceiver<Order>, reporter: Reporter) {
                 defaults,
             } => {
                 let client = Client::open(&config, &defaults).map(Arc::new);
-                open.insert(
-                    sink,
-                    Open {
-                        client,
-                        in_flight: None,
-                    },
-                );
+                // What is in flight goes on as it began.
+                let in_flight = open.get_mut(&sink).and_then(|open| open.in_flight.take());
+                open.insert(sink, Open { client, in_flight });
             }
             Order::Close { sink } => {
                 open.remove(&sink);

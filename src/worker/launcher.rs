@@ -21,122 +21,177 @@ const RESTART: Duration = Duration::from_secs(1);
 const RESTART_LONGEST: Duration = Duration::from_secs(60);
 /// One that ran as long as this did not end early.
 const RAN_WELL: Duration = Duration::from_secs(30);
+/// So often it may end early before the wait grows: it may have made way for a DROP DATABASE, or a RENAME.
+const PATIENCE: u32 = 3;
+/// How often to look for what nobody has announced, such as a copy made by CREATE DATABASE … TEMPLATE.
+const LOOK: Duration = Duration::from_secs(5);
 
+/// A database that has, or is to have, a dispatcher.
 #[derive(Default)]
 struct Served {
     worker: Option<(DynamicBackgroundWorker, Instant)>,
+    /// It has one that an earlier launcher has started.
+    adopted: bool,
     not_before: Option<Instant>,
     early_ends: u32,
+}
+
+#[derive(Default)]
+struct Launcher {
+    served: BTreeMap<u32, Served>,
+    databases: Vec<Database>,
+    /// The next transaction id at the last listing, if nothing was unfinished then: databases come and go with transactions.
+    listed_at_xid: Option<u64>,
+    /// How often in a row the server had no worker slot left, and when to try again.
+    no_slot: u32,
+    no_slot_until: Option<Instant>,
+    told: Option<usize>,
 }
 
 /// The entry of the launcher's process.
 pub(crate) fn main() -> ! {
     background::begin_launcher();
     shmem::launcher_is_me();
-    let mut served: BTreeMap<u32, Served> = BTreeMap::new();
-    let mut databases: Vec<Database> = Vec::new();
-    let mut listed_at_xid = None;
+    let mut launcher = Launcher::default();
     while !latch::terminated() {
         latch::reload_if_asked();
-        let asked = shmem::take_asked();
-        match asked {
+        launcher.take_asked();
+        launcher.list_databases();
+        let due = launcher.reconcile();
+        launcher.tell();
+        latch::rest(due, None);
+    }
+    // Unless the server is going down, the postmaster starts it again.
+    background::end(1)
+}
+
+impl Launcher {
+    fn take_asked(&mut self) {
+        match shmem::take_asked() {
             Asked::All => shmem::forget_absent(None),
             Asked::Some(named) => {
                 for database in named {
                     shmem::forget_absent(Some(database));
-                    served.entry(database.to_u32()).or_default().not_before = None;
-                    listed_at_xid = None;
+                    self.served.entry(database.to_u32()).or_default().not_before = None;
+                    self.listed_at_xid = None;
                 }
             }
         }
-        // Databases come and go with transactions.
-        let xid = catalog::next_xid();
-        if listed_at_xid != Some(xid) {
-            match transaction::run(catalog::databases) {
-                Ok(found) => {
-                    databases = found;
-                    listed_at_xid = Some(xid);
-                }
-                Err(error) => transaction::log(
-                    PgLogLevel::WARNING,
-                    "the databases could not be listed",
-                    &error,
-                ),
-            }
-        }
-        let soonest = reconcile(&mut served, &databases);
-        let timeout = soonest.map_or(settings::poll_interval(), |soonest| {
-            soonest.min(settings::poll_interval())
-        });
-        latch::wait(Some(timeout), None);
     }
-    // The server is going down, and its workers with it.
-    background::end(0)
+
+    fn list_databases(&mut self) {
+        let xid = catalog::next_xid();
+        if self.listed_at_xid == Some(xid) {
+            return;
+        }
+        match transaction::run(|| (catalog::databases(), catalog::nothing_unfinished_below(xid))) {
+            Ok((found, quiet)) => {
+                self.databases = found;
+                self.listed_at_xid = quiet.then_some(xid);
+                shmem::keep_only(|oid| self.databases.iter().any(|database| database.oid == oid));
+            }
+            Err(error) => transaction::log(
+                PgLogLevel::WARNING,
+                "the databases could not be listed",
+                &error,
+            ),
+        }
+    }
+
+    /// Starts and stops what is needed. Returns when the next look is due.
+    fn reconcile(&mut self) -> Duration {
+        let Self {
+            served, databases, ..
+        } = self;
+        served.retain(|oid, served| {
+            served.worker.is_some()
+                || databases
+                    .iter()
+                    .any(|database| database.oid.to_u32() == *oid)
+        });
+        let now = Instant::now();
+        for (oid, entry) in served.iter_mut() {
+            let wanted = is_wanted(databases, *oid);
+            match entry.worker.take() {
+                Some((worker, since)) if has_ended(&worker) => {
+                    // Its slot may be what somebody else waits for.
+                    self.no_slot_until = None;
+                    let early = wanted && now.duration_since(since) < RAN_WELL;
+                    entry.early_ends = if early { entry.early_ends + 1 } else { 0 };
+                    let doublings = entry.early_ends.saturating_sub(PATIENCE);
+                    entry.not_before = Some(now + doubled(RESTART, doublings));
+                }
+                Some((worker, _)) if !wanted => {
+                    let _ = worker.terminate();
+                    entry.not_before = Some(now + RESTART);
+                }
+                running => entry.worker = running,
+            }
+        }
+        self.start_wanted(now)
+    }
+
+    fn start_wanted(&mut self, now: Instant) -> Duration {
+        let mut due = settings::poll_interval().min(LOOK);
+        let mut missed = false;
+        for database in &self.databases {
+            let oid = database.oid.to_u32();
+            if !is_wanted(&self.databases, oid) {
+                continue;
+            }
+            let entry = self.served.entry(oid).or_default();
+            if entry.worker.is_some() {
+                continue;
+            }
+            entry.adopted = false;
+            let not_before = entry.not_before.max(self.no_slot_until);
+            let wait =
+                not_before.map_or(Duration::ZERO, |time| time.saturating_duration_since(now));
+            if !wait.is_zero() || missed {
+                due = due.min(wait.max(RESTART / 2));
+            } else if lock::database_is_wanted(database.oid) {
+                due = due.min(RESTART / 2);
+            } else if lock::dispatcher_runs_in(database.oid) {
+                // Its end wakes us.
+                entry.adopted = true;
+            } else if let Some(worker) = background::start_dispatcher(database.oid, None) {
+                entry.worker = Some((worker, now));
+            } else {
+                if self.no_slot == 0 {
+                    pgrx::warning!(
+                        "pg_outbox: no worker slot for the dispatcher of database \"{}\": raise max_worker_processes",
+                        database.name
+                    );
+                }
+                let wait = doubled(RESTART, self.no_slot);
+                self.no_slot = self.no_slot.saturating_add(1);
+                self.no_slot_until = Some(now + wait);
+                missed = true;
+                due = due.min(wait);
+            }
+        }
+        if !missed && self.no_slot_until.is_none_or(|time| time <= now) {
+            self.no_slot = 0;
+        }
+        due
+    }
+
+    /// What it does, in pg_stat_activity.
+    fn tell(&mut self) {
+        let served = self.served.values();
+        let count = served
+            .filter(|entry| entry.adopted || entry.worker.is_some())
+            .count();
+        if self.told != Some(count) {
+            self.told = Some(count);
+            let plural = if count == 1 { "" } else { "s" };
+            background::report_rest(&format!("keeping dispatchers in {count} database{plural}"));
+        }
+    }
 }
 
-/// Starts and stops what is needed. Returns when the next start is due.
-fn reconcile(served: &mut BTreeMap<u32, Served>, databases: &[Database]) -> Option<Duration> {
-    served.retain(|oid, served| {
-        served.worker.is_some()
-            || databases
-                .iter()
-                .any(|database| database.oid.to_u32() == *oid)
-    });
-    let mut soonest: Option<Duration> = None;
-    for (oid, entry) in served.iter_mut() {
-        if let Some((worker, since)) = &entry.worker
-            && has_ended(worker)
-        {
-            let ran_well = since.elapsed() >= RAN_WELL;
-            entry.early_ends = if ran_well {
-                0
-            } else {
-                entry.early_ends.saturating_add(1)
-            };
-            let wait = RESTART
-                .saturating_mul(1 << entry.early_ends.saturating_sub(1).min(10))
-                .min(RESTART_LONGEST);
-            entry.not_before = Some(Instant::now() + wait);
-            entry.worker = None;
-        } else if entry.worker.is_some() && !is_wanted(databases, *oid) {
-            if let Some((worker, _)) = entry.worker.take() {
-                let _ = worker.terminate();
-            }
-            entry.not_before = Some(Instant::now() + RESTART);
-        }
-    }
-    for database in databases {
-        if !is_wanted(databases, database.oid.to_u32()) {
-            continue;
-        }
-        let entry = served.entry(database.oid.to_u32()).or_default();
-        if entry.worker.is_some() {
-            continue;
-        }
-        let wait = entry.not_before.map_or(Duration::ZERO, |time| {
-            time.saturating_duration_since(Instant::now())
-        });
-        if wait.is_zero() && !lock::database_is_wanted(database.oid) {
-            match background::start_dispatcher(database.oid, None) {
-                Some(worker) => entry.worker = Some((worker, Instant::now())),
-                None => {
-                    if entry.early_ends == 0 {
-                        pgrx::warning!(
-                            "pg_outbox: no worker slot for the dispatcher of database \"{}\": raise max_worker_processes",
-                            database.name
-                        );
-                    }
-                    entry.early_ends = entry.early_ends.saturating_add(1);
-                    entry.not_before = Some(Instant::now() + RESTART_LONGEST);
-                }
-            }
-        }
-        if entry.worker.is_none() {
-            let wait = wait.max(RESTART / 2);
-            soonest = Some(soonest.map_or(wait, |soonest| soonest.min(wait)));
-        }
-    }
-    soonest
+fn doubled(wait: Duration, times: u32) -> Duration {
+    wait.saturating_mul(1 << times.min(10)).min(RESTART_LONGEST)
 }
 
 fn has_ended(worker: &DynamicBackgroundWorker) -> bool {

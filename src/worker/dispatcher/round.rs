@@ -26,8 +26,8 @@ impl Dispatcher {
             return false;
         }
         self.next_look = Instant::now() + self.poll_interval();
-        catalog::next_xid() != self.looked_at_xid
-            || self.courses.values().any(Course::awaits_transactions)
+        // What was unfinished may have ended without a wake-up and without a new id: COMMIT PREPARED does.
+        self.unfinished || catalog::next_xid() != self.looked_at_xid
     }
 
     pub(super) fn poll_interval(&self) -> Duration {
@@ -61,11 +61,20 @@ impl Dispatcher {
             if self.held {
                 return None;
             }
+            if *self.extension.get_or_insert(extension) != extension {
+                return Some(End::OtherExtension);
+            }
+            if lock::restore_goes_on() {
+                self.let_all_go();
+                self.check_cursors = true;
+                self.held = true;
+                return None;
+            }
             background::relax_commit();
             security::as_extension(|| {
                 connected(|spi| {
                     if look {
-                        self.look(spi);
+                        self.look(spi, xid);
                         self.looked_at_xid = xid;
                         self.stale = false;
                         self.next_look = Instant::now() + self.poll_interval();
@@ -107,7 +116,7 @@ impl Dispatcher {
                 }
                 Err(error) => {
                     failed = true;
-                    self.drop_course(course, &error.summary());
+                    self.fail(course, &error);
                 }
             }
         }
@@ -134,13 +143,10 @@ impl Dispatcher {
         }
     }
 
-    /// Sees which sinks there are and how they changed, and how far each stream has come.
-    pub(super) fn look(&mut self, spi: &Spi) {
-        if rebase::if_moved(spi) {
-            for course in std::mem::take(&mut self.courses).into_values() {
-                self.let_go(&course);
-            }
-            self.floors.clear();
+    /// Sees which sinks there are and how they changed, and how far each stream has come. `next_xid` was read before.
+    pub(super) fn look(&mut self, spi: &Spi, next_xid: u64) {
+        if rebase::if_moved(spi, std::mem::take(&mut self.check_cursors)) {
+            self.let_all_go();
         }
         let mut versions = sinks::versions(spi);
         if let Some(only) = &self.only {
@@ -148,8 +154,11 @@ impl Dispatcher {
         }
         self.reconcile(spi, &versions);
         self.seen.clear();
+        self.unfinished = false;
         for stream in streams::all(spi) {
             let horizon = stream.look(spi, self.floors.entry(stream.oid).or_default());
+            let snapshot = &horizon.snapshot;
+            self.unfinished |= snapshot.xmax() < next_xid || !snapshot.running().is_empty();
             if self.only.is_none() {
                 self.maintenance.saw(&stream, &horizon);
             }
@@ -160,6 +169,14 @@ impl Dispatcher {
             course.has_more = true;
             course.redelivery.look_again();
         }
+    }
+
+    /// Nothing that is known here holds any longer.
+    fn let_all_go(&mut self) {
+        for course in std::mem::take(&mut self.courses).into_values() {
+            self.let_go(&course);
+        }
+        self.floors.clear();
     }
 
     /// Before the process ends: what was delivered is not to be delivered again.

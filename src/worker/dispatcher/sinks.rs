@@ -3,13 +3,14 @@
 
 use std::time::Duration;
 
-use pgrx::PgLogLevel;
+use pgrx::{PgLogLevel, PgSqlErrorCode};
 
 use super::super::course::{Course, Taken, Target};
 use super::super::io::Io;
 use super::super::now;
 use super::{Dispatcher, LEASE_RETRY, Waiting};
 use crate::dispatch::Time;
+use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
 use crate::pg::{lock, security, transaction};
 use crate::settings;
@@ -39,13 +40,14 @@ impl Dispatcher {
             }
         }
         self.waiting.retain(|id, _| is_current(id).is_some());
+        self.helpers.keep_only(versions);
         let at = now();
         for version in versions {
             let waits = self
                 .waiting
                 .get(&version.id)
                 .is_some_and(|waiting| waiting.version == *version && waiting.again > at);
-            let with_helper = self.only.is_none() && self.helpers.serves(&version.id);
+            let with_helper = self.only.is_none() && self.helpers.serves(version);
             if self.courses.contains_key(&version.id) || waits || with_helper {
                 continue;
             }
@@ -121,6 +123,16 @@ impl Dispatcher {
         );
     }
 
+    /// After an error in the course's own transaction. A cancel request is no fault of the sink's.
+    pub(super) fn fail(&mut self, course: Course, error: &PgError) {
+        if error.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
+            self.let_go(&course);
+            self.stale = true;
+        } else {
+            self.drop_course(course, &error.summary());
+        }
+    }
+
     pub(super) fn drop_course(&mut self, course: Course, problem: &str) {
         let version = course.version().clone();
         self.let_go(&course);
@@ -154,13 +166,15 @@ impl Dispatcher {
             }
         }
         if let Some(io) = &self.io {
-            io.open(
-                &course.sink.id,
-                &course.config,
-                Defaults {
-                    http_timeout: settings::http_timeout(),
-                },
-            );
+            open(io, course);
         }
     }
+}
+
+/// From now on deliveries go by this course's config and by the settings in force.
+pub(super) fn open(io: &Io, course: &Course) {
+    let defaults = Defaults {
+        http_timeout: settings::http_timeout(),
+    };
+    io.open(&course.sink.id, &course.config, defaults);
 }
