@@ -4,14 +4,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pgrx::PgSqlErrorCode;
+
 use super::super::{entry::Entry, now, until};
 use super::{Course, Target};
 use crate::dispatch::{Failure, Fate, Floors, Health, Outcome, Refusal, Settled, Step, Time};
 use crate::envelope::Event;
-use crate::pg::lock;
+use crate::pg::error::Complaint;
 use crate::pg::spi::{Record, Spi};
 use crate::settings;
 use crate::sinks::Batch;
+use crate::store::cursors::Save;
 use crate::store::events;
 use crate::store::streams::Horizon;
 
@@ -46,6 +49,7 @@ impl Course {
             Step::Wait(_) | Step::Idle => Next::Idle,
             Step::Deliver(range) => match self.problem_in(&range) {
                 Some(error) => {
+                    self.misshapen = true;
                     self.outcome(&Outcome::Failed(Refusal {
                         error,
                         retry_after: None,
@@ -201,15 +205,16 @@ impl Course {
     }
 
     /// A sink of kind function: reads, delivers once and saves, all in the transaction that is open, so that what the function did
-    /// and the cursor stand or fall together. True if there may be more to do at once; an error if the sink is not ours any more.
+    /// and the cursor stand or fall together. True if there may be more to do at once. If the sink is not ours any more, this raises
+    /// an error, for then both must fall.
     pub(crate) fn function_pass(
         &mut self,
         spi: &Spi,
         horizon: &Horizon,
         floors: &mut Floors,
-    ) -> Result<bool, String> {
+    ) -> bool {
         let Target::Function(call) = &self.target else {
-            return Ok(false);
+            return false;
         };
         let call = call.clone();
         self.begin();
@@ -222,9 +227,6 @@ impl Course {
                 Next::Again => {}
                 Next::Deliver(Handover::Function { records, seqs }) => {
                     let outcome = call.deliver(&records, &seqs);
-                    if !lock::holds_lease(self.sink.number) {
-                        return Err("its lease is lost: the function has released all advisory locks of the session".to_owned());
-                    }
                     self.outcome(&outcome);
                     delivered = true;
                     break;
@@ -240,10 +242,12 @@ impl Course {
             );
             self.redelivery.outcome(&outcome);
         }
-        if self.unsaved.since.is_some() || self.save_due().is_some() {
-            self.save(spi);
+        let to_save = self.unsaved.since.is_some() || self.save_due().is_some();
+        if to_save && self.save(spi) == Save::Refused {
+            let message = format!("sink \"{}\" is delivered by another process", self.sink.id);
+            Complaint::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, message).raise();
         }
-        Ok(delivered || self.wants_to_read())
+        delivered || self.wants_to_read()
     }
 }
 

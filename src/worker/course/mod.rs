@@ -58,6 +58,8 @@ pub(crate) struct Course {
     /// What is unsaved has been written in the transaction that is open.
     saving: bool,
     lost: bool,
+    /// A filter or transform has failed on something that was read.
+    misshapen: bool,
     /// There may be more to read without anything new having been committed.
     pub(crate) has_more: bool,
 }
@@ -136,6 +138,7 @@ impl Course {
             in_flight: false,
             saving: false,
             lost: false,
+            misshapen: false,
             has_more: true,
             ahead: memory.ahead,
             saved_health,

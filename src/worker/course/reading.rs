@@ -1,14 +1,18 @@
 //! Reading ahead for a course: what the engine wants more of.
 
-use super::super::entry::Entry;
+use super::super::{entry::Entry, memory::Memory, now};
 use super::Course;
-use crate::dispatch::Floors;
+use crate::dispatch::{Engine, Floors};
 use crate::pg::spi::Spi;
+use crate::settings;
 use crate::store::streams::Horizon;
 
 impl Course {
     /// Reads ahead, as much as the engine wants.
     pub(crate) fn fill(&mut self, spi: &Spi, horizon: &Horizon, floors: &mut Floors) {
+        if self.is_to_be_shaped_anew() {
+            self.begin_anew();
+        }
         let wanted = self.engine.wants();
         if wanted == 0 {
             self.has_more = true;
@@ -26,17 +30,33 @@ impl Course {
     }
 
     pub(super) fn push(&mut self, entry: Entry) {
-        if !self.ahead.remove(&entry.first_seq()) {
+        if self.ahead.remove(&entry.first_seq()) {
+            let settled = self.engine.push_through(entry);
+            self.settle(settled);
+        } else {
             self.engine.push(entry);
-        } else if !self.engine.is_empty() {
-            self.engine.push_through(entry);
         }
-        // One that went through and has nothing left in front of it is passed like one that is not wanted.
     }
 
     /// Whether a read now could bring something.
     pub(crate) fn wants_to_read(&self) -> bool {
-        self.has_more && self.engine.wants() > 0
+        (self.has_more && self.engine.wants() > 0) || self.is_to_be_shaped_anew()
+    }
+
+    /// Whether a filter or transform has failed, and the wait for the next try is over: its code, or what it looks up, may have
+    /// changed meanwhile.
+    fn is_to_be_shaped_anew(&self) -> bool {
+        let due = self.engine.next_attempt_at();
+        self.misshapen && !self.in_flight && due.is_some_and(|due| due <= now())
+    }
+
+    /// Forgets what was read, and reads it again as after a restart.
+    fn begin_anew(&mut self) {
+        let memory = Memory::of(&self.engine, &self.ahead).unwrap_or_default();
+        self.engine = Engine::restore(settings::policy(self.sink.batch_size), memory.engine);
+        self.ahead = memory.ahead;
+        self.reader.place = self.settled.clone();
+        self.misshapen = false;
     }
 
     /// With nothing pending, all that was read is settled.

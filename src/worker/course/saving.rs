@@ -109,6 +109,11 @@ impl Course {
         Save::Moved
     }
 
+    /// Whether a save was refused: the sink is somebody else's now, or gone.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost
+    }
+
     /// A transaction begins: nothing has been written in it yet.
     pub(crate) fn begin(&mut self) {
         self.saving = false;

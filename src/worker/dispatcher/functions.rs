@@ -29,12 +29,12 @@ impl Dispatcher {
             let (seen, floors) = (&self.seen, &mut self.floors);
             let passed = transaction::run(|| {
                 if !catalog::extension().is_some_and(lock::hold_extension) {
-                    return Ok(false);
+                    return false;
                 }
                 security::as_extension(|| {
                     connected(|spi| {
                         let Some(seen) = seen.get(&course.sink.stream) else {
-                            return Ok(false);
+                            return false;
                         };
                         let floors = floors.entry(seen.stream.oid).or_default();
                         course.function_pass(spi, &seen.horizon, floors)
@@ -42,16 +42,15 @@ impl Dispatcher {
                 })
             });
             match passed {
-                Ok(Ok(goes_on)) => {
+                Ok(goes_on) => {
                     busy |= goes_on;
-                    if course.committed() {
-                        self.let_go(&course);
-                        self.stale = true;
-                    } else {
-                        self.courses.insert(id, course);
-                    }
+                    course.committed();
+                    self.courses.insert(id, course);
                 }
-                Ok(Err(lost)) => self.drop_course(course, &lost),
+                Err(_) if course.is_lost() => {
+                    self.let_go(&course);
+                    self.stale = true;
+                }
                 Err(error) => self.fail(course, &error),
             }
         }
