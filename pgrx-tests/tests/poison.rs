@@ -1,0 +1,697 @@
+//! Events that a sink, though well, never takes: each is set aside after it was told apart from an outage, and all others get
+//! through, once.
+
+mod scene;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use outbox_tests::{Receiver, Reply, Request, Signal, Sql, until};
+use postgres::Client;
+use scene::{
+    dead_letters, emit, http_sink, ids, quick, replace_dispatcher, status, until_dead, until_idle,
+    until_status,
+};
+use serde_json::{Value, json};
+
+const HTTP_500: &str = "HTTP 500 Internal Server Error";
+
+/// The ids of the events in a request, in order.
+fn ids_in(request: &Request) -> Vec<String> {
+    let events: Vec<Value> = serde_json::from_slice(&request.body).expect("a batch");
+    events
+        .iter()
+        .map(|event| event["id"].as_str().expect("an id").to_owned())
+        .collect()
+}
+
+/// How often each event was in a request.
+fn handed_over(receiver: &Receiver) -> HashMap<String, usize> {
+    let mut counts = HashMap::new();
+    for request in receiver.requests() {
+        for id in ids_in(&request) {
+            *counts.entry(id).or_default() += 1;
+        }
+    }
+    counts
+}
+
+/// Answers 500 to every request that holds one of these events.
+fn refuse(receiver: &Receiver, poison: impl IntoIterator<Item = i64>) {
+    let poison = ids(poison);
+    receiver.reply_with(move |request| {
+        if ids_in(request).iter().any(|id| poison.contains(id)) {
+            Reply::status(500)
+        } else {
+            Reply::ok()
+        }
+    });
+}
+
+/// All of 1 to `last` but for these.
+fn without(last: i64, poison: &[i64]) -> Vec<String> {
+    ids((1..=last).filter(|n| !poison.contains(n)))
+}
+
+/// Runs 30 events past a receiver that refuses some of them, in batches of that size.
+fn set_aside(poison: &[i64], batch_size: u32) {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    refuse(&receiver, poison.iter().copied());
+    emit(&mut db, 1..=30);
+    http_sink(
+        &mut db,
+        "picky",
+        &receiver,
+        json!({}),
+        &format!("batch_size => {batch_size}"),
+    );
+    let dead = until_dead(&mut db, "picky", poison.len());
+    let idle = until_idle(&mut db, "picky");
+    assert_eq!(idle.delivered, 30 - poison.len() as i64);
+    assert_eq!((idle.attempts, idle.lag_events), (0, 0));
+    assert_eq!(
+        receiver.ids(),
+        without(30, poison),
+        "each once, and in order"
+    );
+
+    let found: Vec<_> = dead.iter().map(|letter| letter.id().to_owned()).collect();
+    assert_eq!(found, ids(poison.iter().copied()));
+    for (letter, n) in dead.iter().zip(poison) {
+        // One more before each further neighbour that failed, too.
+        let most = 5 + poison.len() as i32 - 1;
+        assert!((5..=most).contains(&letter.attempts), "{letter:?}");
+        assert_eq!(letter.error, HTTP_500);
+        assert_eq!(letter.event["data"], json!({"n": n}));
+        let told = format!(
+            "WARNING:  pg_outbox: sink \"picky\": event {} dead-lettered after {} attempts",
+            letter.position, letter.attempts
+        );
+        assert!(cluster.log().contains(&told), "{told}");
+        assert!(!letter.queued);
+    }
+}
+
+#[test]
+fn one_in_the_middle_of_a_batch() {
+    set_aside(&[7], 16);
+}
+
+#[test]
+fn the_first_and_one_later() {
+    set_aside(&[1, 20], 16);
+}
+
+#[test]
+fn two_side_by_side() {
+    set_aside(&[7, 8], 16);
+}
+
+#[test]
+fn five_side_by_side() {
+    set_aside(&[7, 8, 9, 10, 11], 16);
+}
+
+#[test]
+fn five_side_by_side_one_by_one() {
+    set_aside(&[1, 2, 3, 4, 5], 1);
+}
+
+#[test]
+fn every_second_one() {
+    set_aside(&[2, 4, 6, 8, 10, 12], 4);
+}
+
+#[test]
+fn the_last_one_waits_for_a_neighbour() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    refuse(&receiver, [5]);
+    http_sink(&mut db, "picky", &receiver, json!({}), "");
+    emit(&mut db, 1..=5);
+    let waiting = until_status(&mut db, "picky", "more than five attempts", |status| {
+        status.attempts >= 9
+    });
+    assert_eq!(
+        (waiting.dead_letters, waiting.lag_events, waiting.delivered),
+        (0, 1, 4)
+    );
+    assert_eq!(waiting.state, "retrying");
+    assert_eq!(waiting.last_error.as_deref(), Some(HTTP_500));
+
+    emit(&mut db, 6..=6);
+    let dead = until_dead(&mut db, "picky", 1);
+    assert_eq!(dead[0].id(), "n5");
+    let lone = receiver
+        .requests()
+        .iter()
+        .filter(|request| ids_in(request) == ["n5"])
+        .count();
+    // The last failure, after the neighbour went through, decided and was not counted.
+    assert_eq!(dead[0].attempts as usize, lone - 1);
+    until_idle(&mut db, "picky");
+    assert_eq!(receiver.ids(), without(6, &[5]));
+}
+
+#[test]
+fn a_last_one_that_is_taken_at_last_is_no_poison() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    refuse(&receiver, [1]);
+    http_sink(&mut db, "picky", &receiver, json!({}), "");
+    emit(&mut db, 1..=1);
+    until_status(&mut db, "picky", "many attempts", |status| {
+        status.attempts >= 9
+    });
+    receiver.reply_always(Reply::ok());
+    receiver.wait_for(1);
+    assert_eq!(until_idle(&mut db, "picky").dead_letters, 0);
+}
+
+#[test]
+fn an_outage_that_begins_with_the_neighbour_test_dead_letters_nothing() {
+    let cluster = quick().setting("outbox.retry_max", "30ms").start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    let (down, failures) = (Arc::new(AtomicBool::new(false)), AtomicU32::new(0));
+    let outage = Arc::clone(&down);
+    receiver.reply_with(move |request| {
+        let events = ids_in(request);
+        // Alone for the fifth time: the next request is the test.
+        if events == ["n3"] && failures.fetch_add(1, Ordering::SeqCst) == 4 {
+            outage.store(true, Ordering::SeqCst);
+        }
+        if outage.load(Ordering::SeqCst) {
+            Reply::status(503)
+        } else if events.iter().any(|id| id == "n3") {
+            Reply::status(500)
+        } else {
+            Reply::ok()
+        }
+    });
+    emit(&mut db, 1..=40);
+    http_sink(&mut db, "both", &receiver, json!({}), "batch_size => 8");
+    until_status(
+        &mut db,
+        "both",
+        "more tests than there are neighbours",
+        |status| status.attempts >= 25,
+    );
+    let seen = until_status(&mut db, "both", "down", |status| status.state == "down");
+    assert_eq!((seen.dead_letters, seen.delivered), (0, 2));
+    assert_eq!(
+        seen.last_error.as_deref(),
+        Some("HTTP 503 Service Unavailable")
+    );
+
+    down.store(false, Ordering::SeqCst);
+    let dead = until_dead(&mut db, "both", 1);
+    assert_eq!((dead[0].id(), dead[0].error.as_str()), ("n3", HTTP_500));
+    until_idle(&mut db, "both");
+    receiver.wait_for_distinct(39);
+    let mut arrived = receiver.ids();
+    // The neighbour of the last test was early.
+    arrived.sort_by_key(|id| id[1..].parse::<i64>().unwrap());
+    assert_eq!(arrived, without(40, &[3]), "each once");
+}
+
+#[test]
+fn an_outage_that_meets_only_good_events_dead_letters_nothing() {
+    let cluster = quick().setting("outbox.retry_max", "30ms").start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    receiver.stop();
+    http_sink(&mut db, "down", &receiver, json!({}), "batch_size => 8");
+    for n in 1..=40 {
+        emit(&mut db, n..=n);
+    }
+    until_status(&mut db, "down", "forty attempts", |status| {
+        status.attempts >= 40
+    });
+    receiver.start_again();
+    receiver.wait_for_distinct(40);
+    assert_eq!(until_idle(&mut db, "down").dead_letters, 0);
+    assert!(dead_letters(&mut db, "down").is_empty());
+}
+
+#[test]
+fn a_failure_that_the_answer_calls_permanent_needs_no_second_try() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    receiver.reply_next([Reply::failures(&[
+        ("n3", "no such product", true),
+        ("n8", "out of range", true),
+    ])]);
+    emit(&mut db, 1..=10);
+    http_sink(&mut db, "partial", &receiver, json!({}), "");
+    let dead = until_dead(&mut db, "partial", 2);
+    let told: Vec<_> = dead
+        .iter()
+        .map(|letter| (letter.id(), letter.error.as_str(), letter.attempts))
+        .collect();
+    assert_eq!(
+        told,
+        [("n3", "no such product", 1), ("n8", "out of range", 1)]
+    );
+    assert_eq!(until_idle(&mut db, "partial").delivered, 8);
+    assert_eq!(receiver.ids(), without(10, &[3, 8]));
+    assert_eq!(receiver.requests().len(), 1);
+}
+
+#[test]
+fn what_the_answer_names_is_tried_again_and_nothing_else_is() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    let failures = AtomicU32::new(0);
+    receiver.reply_with(move |request| {
+        let events = ids_in(request);
+        if events.iter().any(|id| id == "n4") && failures.fetch_add(1, Ordering::SeqCst) < 3 {
+            Reply::failures(&[("n4", "locked, try later", false)])
+        } else {
+            Reply::ok()
+        }
+    });
+    emit(&mut db, 1..=20);
+    http_sink(&mut db, "partial", &receiver, json!({}), "batch_size => 10");
+    receiver.wait_for_distinct(20);
+    let idle = until_idle(&mut db, "partial");
+    assert_eq!((idle.delivered, idle.dead_letters), (20, 0));
+    let handed = handed_over(&receiver);
+    for id in ids(1..=20) {
+        assert_eq!(handed[&id], if id == "n4" { 4 } else { 1 }, "{id}");
+    }
+}
+
+#[test]
+fn what_the_answer_names_again_and_again_is_poison() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    receiver.reply_with(|request| {
+        let events = ids_in(request);
+        let named: Vec<_> = ["n4", "n5", "n12"]
+            .into_iter()
+            .filter(|id| events.iter().any(|event| event == id))
+            .map(|id| (id, "busy", false))
+            .collect();
+        Reply::failures(&named)
+    });
+    emit(&mut db, 1..=20);
+    http_sink(&mut db, "partial", &receiver, json!({}), "batch_size => 10");
+    let dead = until_dead(&mut db, "partial", 3);
+    let told: Vec<_> = dead
+        .iter()
+        .map(|letter| (letter.id(), letter.error.as_str(), letter.attempts))
+        .collect();
+    assert_eq!(
+        told,
+        [("n4", "busy", 5), ("n5", "busy", 5), ("n12", "busy", 5)]
+    );
+    assert_eq!(until_idle(&mut db, "partial").delivered, 17);
+    let handed = handed_over(&receiver);
+    for id in without(20, &[4, 5, 12]) {
+        assert_eq!(handed[&id], 1, "{id}");
+    }
+}
+
+/// A function that notes each event, and then fails as `fails` says, given `e`, an event.
+fn noting_function(db: &mut Client, fails: &str) {
+    db.run(&format!(
+        "create table seen (id text, call bigint);
+         create sequence calls;
+         create function take(events outbox.event[]) returns void language plpgsql as $$
+         declare
+             e outbox.event;
+             call bigint := nextval('calls');
+         begin
+             foreach e in array events loop
+                 insert into seen values (e.id, call);
+                 {fails}
+             end loop;
+         end $$"
+    ));
+}
+
+fn function_sink(db: &mut Client, arguments: &str) {
+    db.run(&format!(
+        "select outbox.create_sink('taker', 'function', config => '{{\"function\": \"take\"}}'{arguments})"
+    ));
+}
+
+#[test]
+fn a_function_that_raises_on_one_event_has_every_other_effect_once() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    noting_function(
+        &mut db,
+        "if e.id in ('n7', 'n8') then
+             raise exception 'no, not %', 7 using errcode = '22023', detail = 'It is ' || (e.payload ->> 'n');
+         end if;",
+    );
+    function_sink(&mut db, ", batch_size => 16");
+    emit(&mut db, 1..=20);
+    for n in 21..=30 {
+        emit(&mut db, n..=n);
+    }
+    let dead = until_dead(&mut db, "taker", 2);
+    let told: Vec<_> = dead
+        .iter()
+        .map(|letter| (letter.id(), letter.error.as_str(), letter.attempts))
+        .collect();
+    let error = "no, not 7 (SQLSTATE 22023)";
+    assert_eq!(told, [("n7", error, 6), ("n8", error, 5)]);
+    let idle = until_idle(&mut db, "taker");
+    assert_eq!((idle.delivered, idle.lag_events), (28, 0));
+    // What the failing calls had noted before they failed is undone, and done once by another call.
+    let seen: Vec<String> = db.all("select id from seen order by substr(id, 2)::int");
+    assert_eq!(seen, without(30, &[7, 8]));
+    let calls: i64 = db.one("select last_value from calls");
+    let calls_with_effect: i64 = db.one("select count(distinct call) from seen");
+    assert!(calls >= calls_with_effect + 10, "{calls} calls");
+    // The dead letter is what an HTTP sink would have been sent.
+    assert_eq!(dead[0].event["data"], json!({"n": 7}));
+    assert_eq!(dead[0].event["type"], "test.numbered");
+    assert_eq!(dead[0].event["sequence"], json!(dead[0].position));
+}
+
+#[test]
+fn a_function_that_always_raises_is_an_outage() {
+    let cluster = quick().setting("outbox.retry_max", "30ms").start();
+    let mut db = cluster.connect();
+    noting_function(&mut db, "raise exception 'closed on Sundays';");
+    function_sink(&mut db, ", batch_size => 4");
+    emit(&mut db, 1..=30);
+    until_status(&mut db, "taker", "many attempts", |status| {
+        status.attempts >= 25
+    });
+    let seen = until_status(&mut db, "taker", "down", |status| status.state == "down");
+    assert_eq!(
+        seen.last_error.as_deref(),
+        Some("closed on Sundays (SQLSTATE P0001)")
+    );
+    assert_eq!((seen.dead_letters, seen.delivered), (0, 0));
+    assert_eq!(db.one::<i64>("select count(*) from seen"), 0);
+    // Mended in place; nobody has to tell the sink.
+    db.run(
+        "create or replace function take(events outbox.event[]) returns void language sql as
+         $$ insert into seen select e.id from unnest(events) e $$",
+    );
+    let idle = until_status(&mut db, "taker", "all delivered", |status| {
+        status.delivered == 30
+    });
+    assert_eq!(idle.dead_letters, 0);
+    let seen: Vec<String> = db.all("select id from seen order by substr(id, 2)::int");
+    assert_eq!(seen, ids(1..=30));
+}
+
+#[test]
+fn a_function_may_report_on_single_events() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run(
+        "create table seen (id text);
+         create table tries (id text);
+         create function take(events outbox.event[]) returns table (seq bigint, result text, error text)
+         language plpgsql as $$
+         declare
+             e outbox.event;
+         begin
+             foreach e in array events loop
+                 insert into tries values (e.id);
+                 if e.id = 'n3' then
+                     seq := e.seq; result := 'permanent'; error := 'never'; return next;
+                 elsif e.id = 'n5' then
+                     seq := e.seq; result := 'failed'; error := 'not now'; return next;
+                 else
+                     insert into seen values (e.id);
+                     seq := e.seq; result := 'taken'; error := null; return next;
+                 end if;
+             end loop;
+         end $$",
+    );
+    function_sink(&mut db, ", batch_size => 10");
+    emit(&mut db, 1..=20);
+    let dead = until_dead(&mut db, "taker", 2);
+    let told: Vec<_> = dead
+        .iter()
+        .map(|letter| (letter.id(), letter.error.as_str(), letter.attempts))
+        .collect();
+    assert_eq!(told, [("n3", "never", 1), ("n5", "not now", 5)]);
+    assert_eq!(until_idle(&mut db, "taker").delivered, 18);
+    let seen: Vec<String> = db.all("select id from seen order by substr(id, 2)::int");
+    assert_eq!(seen, without(20, &[3, 5]));
+    assert_eq!(
+        db.one::<i64>("select count(*) from tries where id = 'n3'"),
+        1
+    );
+}
+
+#[test]
+fn a_function_that_releases_every_lock_still_has_its_effects_once() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    noting_function(
+        &mut db,
+        "perform pg_advisory_unlock_all();
+         if e.id = 'n2' then raise exception 'not two'; end if;",
+    );
+    function_sink(&mut db, ", batch_size => 4");
+    emit(&mut db, 1..=20);
+    assert_eq!(until_dead(&mut db, "taker", 1)[0].id(), "n2");
+    until_idle(&mut db, "taker");
+    let seen: Vec<String> = db.all("select id from seen order by substr(id, 2)::int");
+    assert_eq!(seen, without(20, &[2]));
+}
+
+/// A transform, or a filter, that fails on what is not as expected.
+fn shaping(arguments: &str, functions: &str, error: &str) {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run(functions);
+    let receiver = Receiver::start();
+    http_sink(
+        &mut db,
+        "shaped",
+        &receiver,
+        json!({}),
+        &format!("batch_size => 8, {arguments}"),
+    );
+    db.run(&format!("create table copies (id text); {TAKE_COPIES}"));
+    db.run(&format!(
+        "select outbox.create_sink('taker', 'function', config => '{{\"function\": \"take\"}}', batch_size => 8, {arguments})"
+    ));
+    emit(&mut db, 1..=20);
+    for sink in ["shaped", "taker"] {
+        let dead = until_dead(&mut db, sink, 1);
+        assert_eq!((dead[0].id(), dead[0].attempts), ("n7", 5), "{sink}");
+        assert_eq!(dead[0].error, error, "{sink}");
+        // As far as it came: the payload as it is stored.
+        assert_eq!(dead[0].event["data"], json!({"n": 7}), "{sink}");
+        assert_eq!(until_idle(&mut db, sink).delivered, 19, "{sink}");
+    }
+    assert_eq!(receiver.ids(), without(20, &[7]));
+    let copies: Vec<String> = db.all("select id from copies order by substr(id, 2)::int");
+    assert_eq!(copies, without(20, &[7]));
+}
+
+const TAKE_COPIES: &str = "create function take(events outbox.event[]) returns void language sql as
+    $$ insert into copies select e.id from unnest(events) e $$";
+
+#[test]
+fn a_transform_that_raises_for_one_event() {
+    shaping(
+        "transform => 'shape(outbox.event)'",
+        "create function shape(e outbox.event) returns jsonb language plpgsql as $$
+         begin
+             if e.id = 'n7' then
+                 raise exception 'seven cannot be shaped';
+             end if;
+             return jsonb_build_object('shaped', e.payload -> 'n');
+         end $$",
+        "transform: seven cannot be shaped (SQLSTATE P0001)",
+    );
+}
+
+#[test]
+fn a_filter_that_raises_for_one_event() {
+    shaping(
+        "filter => '100 / ((payload ->> ''n'')::int - 7) is not null'",
+        "",
+        "filter: division by zero (SQLSTATE 22012)",
+    );
+}
+
+#[test]
+fn a_transform_that_raises_for_every_event_is_an_outage_and_heals_when_it_is_mended() {
+    let cluster = quick().setting("outbox.retry_max", "30ms").start();
+    let mut db = cluster.connect();
+    db.run(
+        "create function shape(e outbox.event) returns jsonb language plpgsql as
+         $$ begin raise exception 'not written yet'; end $$",
+    );
+    let receiver = Receiver::start();
+    http_sink(
+        &mut db,
+        "shaped",
+        &receiver,
+        json!({}),
+        "batch_size => 4, transform => 'shape(outbox.event)'",
+    );
+    emit(&mut db, 1..=30);
+    until_status(&mut db, "shaped", "many attempts", |status| {
+        status.attempts >= 25
+    });
+    let seen = until_status(&mut db, "shaped", "down", |status| status.state == "down");
+    assert_eq!(
+        seen.last_error.as_deref(),
+        Some("transform: not written yet (SQLSTATE P0001)")
+    );
+    assert_eq!((seen.dead_letters, seen.delivered), (0, 0));
+    assert_eq!(receiver.requests().len(), 0);
+    db.run(
+        "create or replace function shape(e outbox.event) returns jsonb language sql as
+         $$ select case when (e.payload ->> 'n')::int % 2 = 0 then jsonb_build_object('twice', 2 * (e.payload ->> 'n')::int) end $$",
+    );
+    receiver.wait_for_distinct(15);
+    assert_eq!(until_idle(&mut db, "shaped").dead_letters, 0);
+    let data: Vec<_> = receiver
+        .first_arrivals()
+        .iter()
+        .map(|event| event.data())
+        .collect();
+    let mut doubled: Vec<_> = data
+        .iter()
+        .map(|data| data["twice"].as_i64().unwrap())
+        .collect();
+    doubled.sort_unstable();
+    assert_eq!(doubled, (1..=15).map(|n| 4 * n).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_whole_transaction_is_set_aside_together() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    refuse(&receiver, [5]);
+    http_sink(
+        &mut db,
+        "whole",
+        &receiver,
+        json!({}),
+        "\"grouping\" => 'transaction', batch_size => 10",
+    );
+    for first in [1, 4, 7, 10] {
+        emit(&mut db, first..=first + 2);
+    }
+    let dead = until_dead(&mut db, "whole", 3);
+    let told: Vec<_> = dead
+        .iter()
+        .map(|letter| (letter.id(), letter.attempts))
+        .collect();
+    assert_eq!(told, [("n4", 5), ("n5", 5), ("n6", 5)]);
+    until_idle(&mut db, "whole");
+    assert_eq!(receiver.ids(), without(12, &[4, 5, 6]));
+}
+
+#[test]
+fn attempts_survive_the_dispatcher_and_the_server() {
+    let cluster = quick()
+        .setting("outbox.retry_min", "1h")
+        .setting("outbox.retry_max", "1h")
+        .start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    refuse(&receiver, [1]);
+    http_sink(&mut db, "picky", &receiver, json!({}), "");
+    emit(&mut db, 1..=5);
+    let lone = || {
+        receiver
+            .requests()
+            .iter()
+            .filter(|request| ids_in(request) == ["n1"])
+            .count()
+    };
+    let attempts = |db: &mut Client, attempts: i32| {
+        let what = format!("{attempts} attempts");
+        let seen = until_status(db, "picky", &what, |status| status.attempts == attempts);
+        assert!(
+            seen.next_attempt_in.is_some_and(|seconds| seconds > 600.0),
+            "{seen:?}"
+        );
+        assert_eq!(seen.last_error.as_deref(), Some(HTTP_500));
+        assert_eq!(lone(), attempts as usize);
+    };
+    attempts(&mut db, 1);
+    replace_dispatcher(&mut db, "picky");
+    attempts(&mut db, 1);
+    db.run("select outbox.resume_sink('picky')");
+    attempts(&mut db, 2);
+    // What the dispatcher saved last need not be on disk yet; a commit that waits for the disk takes it along.
+    db.run("create table flushed ()");
+    let pid = status(&mut db, "picky").lease_pid.unwrap();
+    cluster.kill_backend(pid, Signal::KILL);
+    until("the session to be lost", || {
+        db.simple_query("").is_err().then_some(())
+    });
+    cluster.wait_until_it_answers();
+    let mut db = cluster.connect();
+    until_status(&mut db, "picky", "a new holder", |status| {
+        status.lease_pid.is_some()
+    });
+    attempts(&mut db, 2);
+    for n in 3..=4 {
+        db.run("select outbox.resume_sink('picky')");
+        attempts(&mut db, n);
+    }
+    assert!(dead_letters(&mut db, "picky").is_empty());
+    db.run("select outbox.resume_sink('picky')");
+    let dead = until_dead(&mut db, "picky", 1);
+    assert_eq!((dead[0].id(), dead[0].attempts), ("n1", 5));
+    until_idle(&mut db, "picky");
+    assert_eq!(receiver.ids(), without(5, &[1]));
+    assert_eq!(lone(), 6, "five attempts, and the one that decided");
+}
+
+#[test]
+fn poison_of_one_sink_is_no_matter_of_another() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receivers = [Receiver::start(), Receiver::start()];
+    refuse(&receivers[0], [3]);
+    refuse(&receivers[1], [4]);
+    http_sink(&mut db, "left", &receivers[0], json!({}), "");
+    http_sink(&mut db, "right", &receivers[1], json!({}), "");
+    emit(&mut db, 1..=10);
+    assert_eq!(until_dead(&mut db, "left", 1)[0].id(), "n3");
+    assert_eq!(until_dead(&mut db, "right", 1)[0].id(), "n4");
+    until_idle(&mut db, "left");
+    until_idle(&mut db, "right");
+    assert_eq!(receivers[0].ids(), without(10, &[3]));
+    assert_eq!(receivers[1].ids(), without(10, &[4]));
+}
+
+#[test]
+fn fewer_attempts_can_be_asked_for() {
+    let cluster = quick().setting("outbox.poison_attempts", "2").start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    refuse(&receiver, [3]);
+    http_sink(&mut db, "picky", &receiver, json!({}), "");
+    emit(&mut db, 1..=10);
+    assert_eq!(until_dead(&mut db, "picky", 1)[0].attempts, 2);
+    until_idle(&mut db, "picky");
+    // And changed while it runs.
+    cluster.set("outbox.poison_attempts", "7");
+    refuse(&receiver, [13]);
+    emit(&mut db, 11..=20);
+    assert_eq!(until_dead(&mut db, "picky", 2)[1].attempts, 7);
+    until_idle(&mut db, "picky");
+    assert_eq!(receiver.ids(), without(20, &[3, 13]));
+}
