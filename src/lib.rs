@@ -60,6 +60,7 @@ extension_sql_file!(
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     settings::define();
+    pg::statement::watch_log();
     if pg::background::is_preloading() {
         pg::shmem::reserve();
         pg::background::register_launcher();

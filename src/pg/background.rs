@@ -159,15 +159,6 @@ pub(crate) fn report_statistics() {
     unsafe { pg_sys::pgstat_report_stat(false) };
 }
 
-/// The text of the running statement holds what must not be seen: replaces it, where pg_stat_activity and the log take it from.
-pub(crate) fn hide_statement(instead: &'static std::ffi::CStr) {
-    // SAFETY: a static string outlives the statement; Postgres resets the pointer with the next one.
-    unsafe {
-        pg_sys::debug_query_string = instead.as_ptr();
-        pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, instead.as_ptr());
-    }
-}
-
 /// Ends the process so that the postmaster does not start it again.
 pub(crate) fn end(code: i32) -> ! {
     // SAFETY: the regular way out of a process of Postgres.

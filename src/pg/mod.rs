@@ -14,5 +14,6 @@ pub(crate) mod lock;
 pub(crate) mod security;
 pub(crate) mod shmem;
 pub(crate) mod spi;
+pub(crate) mod statement;
 pub(crate) mod transaction;
 pub(crate) mod xact;
