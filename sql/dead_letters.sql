@@ -22,7 +22,7 @@ create trigger outbox_wake after update on outbox.dead_letters for each statemen
 create function outbox.redeliver(sink text, "position" text default null) returns bigint
     language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
 declare
-    p record := outbox.parse_position("position");
+    p record := outbox.parse_position(coalesce("position", '0:0'));
     queued bigint;
 begin
     if not exists (select from outbox.sinks s where s.id = redeliver.sink) then

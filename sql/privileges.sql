@@ -95,7 +95,7 @@ begin
             raise exception 'sink "%" is of kind %, not pull', one, kind
                 using errcode = '22023', detail = 'Its events are delivered to it; there is nothing to read.';
         end if;
-        insert into outbox.sink_grants (sink, role) values (one, grant.role) on conflict do nothing;
+        insert into outbox.sink_grants (sink, role) values (one, "grant".role) on conflict do nothing;
     end loop;
     for part in select outbox.privilege_parts(case when sinks is null then privilege else 'pull' end) loop
         execute format('grant %s to %s', part, role);
