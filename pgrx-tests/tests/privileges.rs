@@ -1,0 +1,625 @@
+//! What each privilege allows, and that it allows no more: with login roles that are nobody special.
+
+mod scene;
+
+use std::collections::BTreeSet;
+
+use outbox_tests::{Cluster, Sql};
+use postgres::Client;
+use scene::quick;
+
+/// A cluster whose dispatcher is stopped, with these login roles.
+fn with_roles(roles: &[&str]) -> (Cluster, Client) {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run("select outbox.stop()");
+    for role in roles {
+        db.run(&format!("create role {role} login"));
+    }
+    (cluster, db)
+}
+
+/// Everything in schema outbox that a role may do, as one text each.
+fn abilities(db: &mut Client, role: &str) -> BTreeSet<String> {
+    let all: Vec<String> = db.all(&format!(
+        "select 'usage on the schema' where has_schema_privilege('{role}', 'outbox', 'usage')
+         union all
+         select 'create in the schema' where has_schema_privilege('{role}', 'outbox', 'create')
+         union all
+         select 'execute ' || p.oid::regprocedure from pg_proc p
+          where p.pronamespace = 'outbox'::regnamespace and has_function_privilege('{role}', p.oid, 'execute')
+         union all
+         select 'usage on type ' || t.oid::regtype from pg_type t
+          where t.typnamespace = 'outbox'::regnamespace and t.typcategory <> 'A' and has_type_privilege('{role}', t.oid, 'usage')
+         union all
+         select what || ' on table ' || c.oid::regclass
+           from pg_class c, unnest(array['select', 'insert', 'update', 'delete', 'truncate', 'references', 'trigger']) what
+          where c.relnamespace = 'outbox'::regnamespace and c.relkind in ('r', 'v', 'm', 'p', 'f')
+            and has_table_privilege('{role}', c.oid, what)
+         union all
+         select what || ' on column ' || c.oid::regclass || '.' || a.attname
+           from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped,
+                unnest(array['select', 'insert', 'update', 'references']) what
+          where c.relnamespace = 'outbox'::regnamespace and c.relkind in ('r', 'v', 'm', 'p', 'f')
+            and has_column_privilege('{role}', c.oid, a.attnum, what) and not has_table_privilege('{role}', c.oid, what)
+         union all
+         select what || ' on sequence ' || c.oid::regclass
+           from pg_class c, unnest(array['usage', 'select', 'update']) what
+          where c.relnamespace = 'outbox'::regnamespace and c.relkind = 'S' and has_sequence_privilege('{role}', c.oid, what)"
+    ));
+    all.into_iter().collect()
+}
+
+/// Of these abilities, the functions, by name.
+fn functions(abilities: &BTreeSet<String>) -> BTreeSet<&str> {
+    let executes = abilities
+        .iter()
+        .filter_map(|one| one.strip_prefix("execute outbox."));
+    executes
+        .map(|signature| signature.split('(').next().expect("split gives a piece"))
+        .collect()
+}
+
+#[track_caller]
+fn denied(db: &mut Client, statements: &[&str]) {
+    for sql in statements {
+        let refusal = db.refused(sql);
+        assert_eq!(refusal.sqlstate, "42501", "{sql}: {}", refusal.message);
+    }
+}
+
+#[test]
+fn who_may_emit_writes_events_and_no_more() {
+    let (cluster, mut db) = with_roles(&["app"]);
+    db.run("select outbox.grant('app', 'emit')");
+    db.run("select outbox.create_stream('billing')");
+    let able = abilities(&mut db, "app");
+    assert_eq!(functions(&able), BTreeSet::from(["emit", "new_id"]));
+    let columns = [
+        "id", "topic", "source", "subject", "tenant", "time", "payload", "headers",
+    ];
+    let mut expected: BTreeSet<String> = ["outbox.events", "outbox.billing"]
+        .iter()
+        .flat_map(|table| columns.map(|column| format!("insert on column {table}.{column}")))
+        .collect();
+    expected.insert("usage on the schema".to_owned());
+    expected.extend(
+        able.iter()
+            .filter(|one| one.starts_with("execute"))
+            .cloned(),
+    );
+    assert_eq!(able, expected);
+
+    let mut app = cluster.connect_as("app");
+    app.run("set outbox.tenant = 'acme'");
+    let id: String = app.one("select outbox.emit('a.emitted', '{\"n\": 1}', subject => '7')");
+    app.run("select outbox.emit('b.emitted', stream => 'billing')");
+    app.run("insert into outbox.events (topic, payload) values ('c.inserted', '{}')");
+    app.run("insert into outbox.billing (topic) values ('d.inserted')");
+    let copied = "copy outbox.events (topic, subject) from stdin";
+    let mut copy = app.copy_in(copied).expect("copying is inserting");
+    std::io::Write::write_all(&mut copy, b"e.copied\t8\n").expect("the server takes it");
+    copy.finish().expect("the server takes it");
+    let written: Vec<String> = db.all(
+        "select concat_ws(' ', topic, tenant, subject) from outbox.events union all
+         select concat_ws(' ', topic, tenant, subject) from outbox.billing order by 1",
+    );
+    let wanted = [
+        "a.emitted acme 7",
+        "b.emitted acme",
+        "c.inserted acme",
+        "d.inserted acme",
+        "e.copied acme 8",
+    ];
+    assert_eq!(written, wanted);
+    assert_eq!(
+        db.one::<String>("select id from outbox.events where topic = 'a.emitted'"),
+        id
+    );
+
+    denied(
+        &mut app,
+        &[
+            "select from outbox.events",
+            "table outbox.billing",
+            "select from outbox.status",
+            "select from outbox.streams",
+            "insert into outbox.events (topic) values ('x') returning topic",
+            // Positions are not its to choose: such an event would come too early, never, or in the way of another.
+            "insert into outbox.events (topic, txid) values ('x', '3')",
+            "insert into outbox.events (topic, txid) values ('x', '18446744073709551615')",
+            "insert into outbox.events (topic, seq) overriding system value values ('x', 99)",
+            "insert into outbox.billing (topic, seq) overriding system value values ('x', 99)",
+            "insert into outbox.events overriding system value table outbox.events",
+            "update outbox.events set topic = 'x'",
+            "delete from outbox.events",
+            "truncate outbox.events",
+            "do $$ begin lock table outbox.events in share mode; end $$",
+            "create trigger t before insert on outbox.events execute function outbox.wake()",
+            "create table outbox.mine ()",
+            "select nextval('outbox.events_seq_seq')",
+            "select outbox.read()",
+            "select outbox.tail()",
+            "select outbox.poll('p')",
+            "select outbox.save_cursor('c', '1:1')",
+            "select outbox.tick()",
+            "select outbox.create_stream('mine')",
+            "select outbox.make_stream_table('mine', 'mine')",
+            "select outbox.create_sink('s', 'pull')",
+            "select outbox.set_secret('s', array['v'])",
+            "select outbox.grant('app', 'read')",
+            "select outbox.revoke('app', 'emit')",
+            "select outbox.rebase_if_moved()",
+        ],
+    );
+}
+
+#[test]
+fn who_may_read_reads_and_keeps_cursors() {
+    let (cluster, mut db) = with_roles(&["consumer"]);
+    db.run("select outbox.grant('consumer', 'read')");
+    db.run("select outbox.create_sink('pulled', 'pull')");
+    db.run("select outbox.emit('a'), outbox.emit('b')");
+    let able = abilities(&mut db, "consumer");
+    let expected = [
+        "ack",
+        "cursor",
+        "drop_cursor",
+        "format_position",
+        "parse_position",
+        "poll",
+        "read",
+        "save_cursor",
+        "tail",
+    ];
+    assert_eq!(functions(&able), BTreeSet::from(expected));
+    assert!(
+        !able
+            .iter()
+            .any(|one| one.contains(" on table ") || one.contains(" on column "))
+    );
+
+    let mut consumer = cluster.connect_as("consumer");
+    assert_eq!(
+        consumer.all::<String>("select topic from outbox.read()"),
+        ["a", "b"]
+    );
+    let last: String = consumer.one("select outbox.tail()");
+    assert!(consumer.one::<bool>(&format!("select outbox.save_cursor('mine', '{last}')")));
+    assert_eq!(consumer.one::<String>("select outbox.cursor('mine')"), last);
+    assert!(consumer.one::<bool>("select outbox.drop_cursor('mine')"));
+    assert_eq!(
+        consumer.all::<String>("select topic from outbox.poll('pulled')"),
+        ["a", "b"]
+    );
+    assert!(consumer.one::<bool>("select outbox.ack('pulled')"));
+
+    denied(
+        &mut consumer,
+        &[
+            "select outbox.emit('x')",
+            "insert into outbox.events (topic) values ('x')",
+            "select from outbox.events",
+            "select from outbox.cursors",
+            "select from outbox.sinks",
+            "select from outbox.status",
+            "select outbox.tick()",
+            "select outbox.create_sink('s', 'pull')",
+            "select outbox.drop_sink('pulled')",
+            "select outbox.grant('consumer', 'emit')",
+        ],
+    );
+    // Of a sink's cursor it is the sink that says where it stands.
+    assert_eq!(
+        consumer
+            .refused("select outbox.save_cursor('sink:pulled', '1:1')")
+            .sqlstate,
+        "22023"
+    );
+    assert_eq!(
+        consumer
+            .refused("select outbox.drop_cursor('sink:pulled')")
+            .sqlstate,
+        "22023"
+    );
+}
+
+#[test]
+fn reading_can_be_limited_to_sinks() {
+    let (cluster, mut db) = with_roles(&["consumer"]);
+    for sink in ["one", "two", "three"] {
+        db.run(&format!("select outbox.create_sink('{sink}', 'pull')"));
+    }
+    db.run("select outbox.grant('consumer', 'read', array['one', 'two'])");
+    db.run("select outbox.emit('a')");
+    let able = abilities(&mut db, "consumer");
+    assert_eq!(functions(&able), BTreeSet::from(["ack", "poll"]));
+
+    let mut consumer = cluster.connect_as("consumer");
+    assert_eq!(
+        consumer.all::<String>("select topic from outbox.poll('one')"),
+        ["a"]
+    );
+    assert!(consumer.one::<bool>("select outbox.ack('one')"));
+    denied(
+        &mut consumer,
+        &[
+            "select outbox.poll('three')",
+            "select outbox.ack('three')",
+            "select outbox.read()",
+            "select outbox.tail()",
+        ],
+    );
+
+    db.run("select outbox.revoke('consumer', 'read', array['one'])");
+    denied(
+        &mut consumer,
+        &["select outbox.poll('one')", "select outbox.ack('one')"],
+    );
+    assert_eq!(
+        consumer.all::<String>("select topic from outbox.poll('two')"),
+        ["a"]
+    );
+
+    // A sink that is made anew under the name is another one.
+    db.run("select outbox.drop_sink('two'), outbox.create_sink('two', 'pull')");
+    denied(&mut consumer, &["select outbox.poll('two')"]);
+
+    // To a member of the role it is given as well.
+    db.run("create role member login in role consumer");
+    db.run("select outbox.grant('consumer', 'read', array['two'])");
+    let mut member = cluster.connect_as("member");
+    assert_eq!(
+        member.all::<String>("select topic from outbox.poll('two')"),
+        ["a"]
+    );
+}
+
+#[test]
+fn who_operates_runs_everything_but_reads_no_secret() {
+    let (cluster, mut db) = with_roles(&["operator"]);
+    db.run("create schema operator authorization operator");
+    db.run("select outbox.grant('operator', 'operate'), outbox.set_secret('signing', array['hunter2'])");
+    let mut operator = cluster.connect_as("operator");
+    operator.run(
+        "create function operator.take(outbox.event[]) returns void language plpgsql as $$
+         begin if $1[1].topic = 'bad' then raise exception 'bad'; end if; end $$",
+    );
+    operator.run("select outbox.create_stream('billing')");
+    operator.run(
+        "select outbox.create_sink('f', 'function', config => '{\"function\": \"operator.take\"}', stream => 'billing'),
+                outbox.create_sink('p', 'pull'),
+                outbox.create_sink('h', 'http', config => '{\"url\": \"http://127.0.0.1:1/\", \"secret\": \"signing\"}')",
+    );
+    db.run("select outbox.emit('good', stream => 'billing')");
+    let ticked: String = operator.one("select outcome || ' ' || delivered from outbox.tick('f')");
+    assert_eq!(ticked, "delivered 1");
+    operator.run("select outbox.pause_sink('h'), outbox.resume_sink('h'), outbox.alter_sink('h', batch_size => 5)");
+    let states: Vec<String> = operator.all("select sink from outbox.status order by 1");
+    assert_eq!(states, ["f", "h", "p"]);
+    for table in ["sinks", "cursors", "dead_letters", "streams", "sink_health"] {
+        operator.run(&format!("table outbox.{table}"));
+    }
+    operator.run("select outbox.redeliver('f')");
+    assert_eq!(
+        operator
+            .refused("select outbox.discard('f', '1:1')")
+            .sqlstate,
+        "42704"
+    );
+    operator.run("select outbox.prune()");
+    operator.run("select outbox.start()");
+    operator.run("select outbox.stop()");
+    operator.run("select outbox.drop_sink('f'), outbox.drop_sink('p'), outbox.drop_sink('h')");
+    operator.run("select outbox.drop_stream('billing')");
+
+    denied(
+        &mut operator,
+        &[
+            "select from outbox.secrets",
+            "select outbox.set_secret('signing', null)",
+            "select from outbox.events",
+            "select outbox.read()",
+            "select outbox.emit('x')",
+            "insert into outbox.events (topic) values ('x')",
+            "select outbox.poll('p')",
+            "insert into outbox.sinks default values",
+            "update outbox.sinks set owner = 'postgres'",
+            "update outbox.cursors set seq = 0",
+            "delete from outbox.dead_letters",
+            "select outbox.grant('operator', 'secrets')",
+            "select outbox.revoke('operator', 'operate')",
+            "select outbox.make_stream_table('x', 'x')",
+            "select outbox.set_sink_enabled('h', false)",
+            "create function outbox.mine() returns int language sql return 1",
+            "create table outbox.mine ()",
+            "create type outbox.mine as enum ('a')",
+            "create operator outbox.= (leftarg = text, rightarg = text, function = texteq)",
+            "alter table outbox.events disable trigger all",
+            "create trigger t after insert on outbox.events execute function outbox.wake()",
+            "create trigger t after update on outbox.sinks execute function suppress_redundant_updates_trigger()",
+            "create rule r as on insert to outbox.events do nothing",
+            "create policy p on outbox.events",
+            "comment on extension pg_outbox is 'mine'",
+            "alter extension pg_outbox update",
+            // A file of the server's is not an operator's to have read.
+            "select outbox.create_sink('s', 'http', config => '{\"url\": \"https://localhost/\", \"ca_file\": \"/etc/shadow\"}')",
+        ],
+    );
+    db.run("grant pg_read_server_files to operator");
+    operator.run("select outbox.create_sink('s', 'http', config => '{\"url\": \"https://localhost/\", \"ca_file\": \"/etc/shadow\"}')");
+    db.run("revoke pg_read_server_files from operator");
+    operator.run("select outbox.alter_sink('s', batch_size => 3)");
+    denied(
+        &mut operator,
+        &[
+            "select outbox.alter_sink('s', config => '{\"url\": \"https://localhost/\", \"ca_file\": \"/etc/gshadow\"}')",
+        ],
+    );
+}
+
+#[test]
+fn who_keeps_secrets_sets_them_and_reads_none() {
+    let (cluster, mut db) = with_roles(&["keeper"]);
+    db.run("select outbox.grant('keeper', 'secrets')");
+    let able = abilities(&mut db, "keeper");
+    assert_eq!(functions(&able), BTreeSet::from(["set_secret"]));
+    let mut keeper = cluster.connect_as("keeper");
+    keeper.run("select outbox.set_secret('signing', array['one', 'two'])");
+    let kept: String = db
+        .one("select array_to_string(\"values\", '+') from outbox.secrets where name = 'signing'");
+    assert_eq!(kept, "one+two");
+    denied(
+        &mut keeper,
+        &[
+            "table outbox.secrets",
+            "select from outbox.sinks",
+            "select outbox.emit('x')",
+            "select outbox.read()",
+            "select outbox.create_sink('s', 'pull')",
+            "select outbox.grant('keeper', 'read')",
+        ],
+    );
+    keeper.run("select outbox.set_secret('signing', null)");
+    assert_eq!(db.one::<i64>("select count(*) from outbox.secrets"), 0);
+}
+
+/// A privilege as it is granted: read limited to a sink is one of its own.
+const PRIVILEGES: [(&str, &str); 5] = [
+    ("emit", "'emit'"),
+    ("read", "'read'"),
+    ("limited", "'read', array['pulled']"),
+    ("operate", "'operate'"),
+    ("secrets", "'secrets'"),
+];
+
+#[test]
+fn a_revoke_takes_what_it_names_and_leaves_the_rest() {
+    let (_cluster, mut db) = with_roles(&["granted", "compared"]);
+    db.run("select outbox.create_sink('pulled', 'pull'), outbox.create_stream('billing')");
+    let subset = |bits: usize| (0..PRIVILEGES.len()).filter(move |index| bits & (1 << index) != 0);
+    let mut alone = Vec::new();
+    for bits in 0..1 << PRIVILEGES.len() {
+        db.run("begin");
+        for index in subset(bits) {
+            db.run(&format!(
+                "select outbox.grant('compared', {})",
+                PRIVILEGES[index].1
+            ));
+        }
+        alone.push(abilities(&mut db, "compared"));
+        db.run("rollback");
+    }
+    assert_eq!(alone[0], BTreeSet::new());
+    for (one, bits) in (0..alone.len()).flat_map(|bits| subset(bits).map(move |one| (one, bits))) {
+        db.run("begin");
+        for index in subset(bits) {
+            db.run(&format!(
+                "select outbox.grant('granted', {})",
+                PRIVILEGES[index].1
+            ));
+        }
+        let (name, arguments) = PRIVILEGES[one];
+        db.run(&format!("select outbox.revoke('granted', {arguments})"));
+        let mut rest = bits & !(1 << one);
+        if name == "read" {
+            // All reading is taken, also that of single sinks.
+            rest &= !(1 << 2);
+        }
+        let left = abilities(&mut db, "granted");
+        assert_eq!(left, alone[rest], "{name} of {bits:05b}");
+        db.run("rollback");
+    }
+}
+
+#[test]
+fn a_role_that_has_nothing_left_can_be_dropped() {
+    let (_cluster, mut db) = with_roles(&["passing"]);
+    db.run("select outbox.create_sink('pulled', 'pull')");
+    for (_, arguments) in PRIVILEGES {
+        db.run(&format!("select outbox.grant('passing', {arguments})"));
+    }
+    assert_eq!(db.refused("drop role passing").sqlstate, "2BP01");
+    for (_, arguments) in PRIVILEGES {
+        db.run(&format!("select outbox.revoke('passing', {arguments})"));
+    }
+    // Twice is as good as once.
+    db.run("select outbox.revoke('passing', 'emit')");
+    db.run("drop role passing");
+}
+
+#[test]
+fn what_a_role_has_by_membership_is_not_made_its_own() {
+    let (cluster, mut db) = with_roles(&["team", "member"]);
+    db.run("grant team to member");
+    db.run("select outbox.grant('team', 'read'), outbox.grant('member', 'operate')");
+    db.run("select outbox.revoke('member', 'operate')");
+    let mut member = cluster.connect_as("member");
+    member.run("select outbox.read()");
+    db.run("select outbox.revoke('team', 'read')");
+    assert_eq!(abilities(&mut db, "member"), BTreeSet::new());
+    denied(&mut member, &["select outbox.read()"]);
+}
+
+#[test]
+fn later_streams_are_open_to_those_who_may_emit() {
+    let (cluster, mut db) = with_roles(&["app", "late", "reader", "operator"]);
+    db.run("create role \"Odd 'role' \"\"x\" login");
+    for role in ["app", "\"Odd 'role' \"\"x\""] {
+        db.execute("select outbox.grant($1::text::regrole, 'emit')", &[&role])
+            .expect("granted");
+    }
+    db.run("select outbox.grant('operator', 'operate'), outbox.grant('reader', 'read')");
+    cluster
+        .connect_as("operator")
+        .run("select outbox.create_stream('billing')");
+    for role in ["app", "Odd 'role' \"x"] {
+        let mut app = cluster.connect_as(role);
+        app.run("select outbox.emit('a', stream => 'billing')");
+        app.run("insert into outbox.billing (topic) values ('b')");
+        denied(&mut app, &["table outbox.billing"]);
+    }
+    let mut reader = cluster.connect_as("reader");
+    assert_eq!(
+        reader
+            .all::<String>("select topic from outbox.read(stream => 'billing')")
+            .len(),
+        4
+    );
+    denied(
+        &mut reader,
+        &[
+            "table outbox.billing",
+            "insert into outbox.billing (topic) values ('x')",
+        ],
+    );
+    // And earlier ones to those who come later.
+    db.run("select outbox.grant('late', 'emit')");
+    cluster
+        .connect_as("late")
+        .run("select outbox.emit('c', stream => 'billing')");
+    db.run("select outbox.revoke('late', 'emit')");
+    denied(
+        &mut cluster.connect_as("late"),
+        &["insert into outbox.billing (topic) values ('x')"],
+    );
+    db.run("select outbox.drop_stream('billing')");
+}
+
+#[test]
+fn bad_grants_are_refused() {
+    let (_cluster, mut db) = with_roles(&["someone"]);
+    db.run(
+        "select outbox.create_sink('h', 'http', config => '{\"url\": \"http://127.0.0.1:1/\"}')",
+    );
+    for (arguments, sqlstate) in [
+        ("'someone', 'everything'", "22023"),
+        ("'someone', 'EMIT'", "22023"),
+        ("'someone', 'pull'", "22023"),
+        ("'someone', null", "22023"),
+        ("null, 'emit'", "22023"),
+        ("'nobody', 'emit'", "42704"),
+        ("'public', 'emit'", "42704"),
+        ("'4000000'::oid::regrole, 'emit'", "42704"),
+        ("'0'::oid::regrole, 'emit'", "42704"),
+        ("'someone', 'emit', array['h']", "22023"),
+    ] {
+        for verb in ["grant", "revoke"] {
+            let refusal = db.refused(&format!("select outbox.{verb}({arguments})"));
+            assert_eq!(
+                refusal.sqlstate, sqlstate,
+                "{verb}({arguments}): {}",
+                refusal.message
+            );
+        }
+    }
+    assert_eq!(
+        db.refused("select outbox.grant('someone', 'read', array['none'])")
+            .sqlstate,
+        "42704"
+    );
+    assert_eq!(
+        db.refused("select outbox.grant('someone', 'read', array[null]::text[])")
+            .sqlstate,
+        "42704"
+    );
+    assert_eq!(
+        db.refused("select outbox.grant('someone', 'read', array['h'])")
+            .sqlstate,
+        "22023"
+    );
+    assert_eq!(abilities(&mut db, "someone"), BTreeSet::new());
+}
+
+#[test]
+fn public_has_nothing() {
+    let (cluster, mut db) = with_roles(&["nobody"]);
+    db.run("select outbox.create_stream('billing')");
+    let open: Vec<String> = db.all(
+        "select 'schema ' || n.nspname from pg_namespace n cross join aclexplode(coalesce(n.nspacl, acldefault('n', n.nspowner))) a
+          where n.nspname = 'outbox' and a.grantee = 0
+         union all
+         select 'function ' || p.oid::regprocedure from pg_proc p cross join aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+          where p.pronamespace = 'outbox'::regnamespace and a.grantee = 0
+         union all
+         select 'relation ' || c.oid::regclass from pg_class c
+                cross join aclexplode(coalesce(c.relacl, acldefault(case c.relkind when 'S' then 's' else 'r' end::\"char\", c.relowner))) a
+          where c.relnamespace = 'outbox'::regnamespace and a.grantee = 0
+         union all
+         select 'column ' || c.oid::regclass || '.' || t.attname from pg_class c join pg_attribute t on t.attrelid = c.oid
+                cross join aclexplode(t.attacl) a
+          where c.relnamespace = 'outbox'::regnamespace and a.grantee = 0
+         union all
+         select 'type ' || t.oid::regtype from pg_type t cross join aclexplode(coalesce(t.typacl, acldefault('T', t.typowner))) a
+          where t.typnamespace = 'outbox'::regnamespace and t.typcategory <> 'A' and a.grantee = 0",
+    );
+    assert_eq!(open, Vec::<String>::new());
+    assert_eq!(abilities(&mut db, "nobody"), BTreeSet::new());
+    let mut nobody = cluster.connect_as("nobody");
+    denied(
+        &mut nobody,
+        &[
+            "select outbox.emit('x')",
+            "select outbox.new_id()",
+            "select outbox.format_position('1', 1)",
+            "select null::outbox.event",
+            "select from outbox.status",
+            "create table mine (e outbox.event)",
+        ],
+    );
+}
+
+#[test]
+fn what_runs_with_other_rights_looks_names_up_where_nobody_can_plant_any() {
+    let (_cluster, mut db) = with_roles(&[]);
+    let astray: Vec<String> = db.all(
+        "select p.oid::regprocedure::text from pg_proc p
+          where p.pronamespace = 'outbox'::regnamespace and p.prosecdef
+            and not coalesce(p.proconfig @> array['search_path=pg_catalog, outbox, pg_temp'], false)",
+    );
+    assert_eq!(astray, Vec::<String>::new());
+    // What it calls in turn runs with the same rights. A body that was read when it was made looks nothing up any more.
+    let astray: Vec<String> = db.all(
+        "select p.oid::regprocedure::text from pg_proc p join pg_language l on l.oid = p.prolang
+          where p.pronamespace = 'outbox'::regnamespace and l.lanname not in ('c', 'internal') and p.prosqlbody is null
+            and not exists (select from unnest(p.proconfig) c where c ~ '^search_path=pg_catalog,( outbox,)? pg_temp$')",
+    );
+    assert_eq!(astray, Vec::<String>::new());
+}
+
+#[test]
+fn everything_belongs_to_who_made_the_extension() {
+    let (cluster, mut db) = with_roles(&["operator"]);
+    db.run("select outbox.grant('operator', 'operate')");
+    cluster
+        .connect_as("operator")
+        .run("select outbox.create_stream('billing')");
+    let owners: Vec<String> = db.all(
+        "select distinct o::regrole::text from (
+             select relowner from pg_class where relnamespace = 'outbox'::regnamespace union all
+             select proowner from pg_proc where pronamespace = 'outbox'::regnamespace union all
+             select typowner from pg_type where typnamespace = 'outbox'::regnamespace union all
+             select nspowner from pg_namespace where nspname = 'outbox') x (o)",
+    );
+    assert_eq!(owners, ["postgres"]);
+}
