@@ -123,6 +123,14 @@ impl<T: Item> Engine<T> {
         }
     }
 
+    /// An event that is not in this queue has just gone through to the same sink: a head that has
+    /// failed often enough is decided on without further waiting.
+    pub fn sink_is_up(&mut self) {
+        if self.in_flight.is_none() && self.attempts() >= self.policy.poison_attempts {
+            self.phase = Phase::Decide;
+        }
+    }
+
     /// Adds an event behind all others.
     pub fn push(&mut self, item: T) {
         self.queue.push(item);

@@ -37,13 +37,13 @@ pub(crate) struct Queued {
     pub(crate) event: String,
 }
 
-/// The first dead letter of a sink that is queued for redelivery.
-pub(crate) fn first_queued(spi: &Spi, sink: &str) -> Option<Queued> {
+/// The first dead letters of a sink that are queued for redelivery.
+pub(crate) fn queued(spi: &Spi, sink: &str, limit: i64) -> Vec<Queued> {
     spi.read(
-        "select txid, seq, event from outbox.dead_letters where sink = $1 and redeliver_at is not null order by txid, seq limit 1",
-        &[Arg::Text(Some(sink))],
+        "select txid, seq, event from outbox.dead_letters where sink = $1 and redeliver_at is not null order by txid, seq limit $2",
+        &[Arg::Text(Some(sink)), Arg::I64(Some(limit))],
     )
-    .first(|row| Queued {
+    .map(|row| Queued {
         position: Position { txid: row.xid(0).unwrap_or(0), seq: row.i64(1).unwrap_or(0) },
         event: row.json(2).unwrap_or_default(),
     })
@@ -61,17 +61,27 @@ pub(crate) fn redelivered(spi: &Spi, sink: &str, position: Position) {
     );
 }
 
-/// A redelivery failed although the sink is up: the letter stays, no longer queued.
-pub(crate) fn failed_again(spi: &Spi, sink: &str, position: Position, error: &str, attempts: u32) {
+/// A redelivery failed. The letter stays queued: it may be for an outage.
+pub(crate) fn failed_again(spi: &Spi, sink: &str, position: Position, error: &str) {
     spi.write(
-        "update outbox.dead_letters set redeliver_at = null, error = $4, attempts = attempts + $5
-          where sink = $1 and txid = $2 and seq = $3",
+        "update outbox.dead_letters set error = $4, attempts = attempts + 1 where sink = $1 and txid = $2 and seq = $3",
         &[
             Arg::Text(Some(sink)),
             Arg::Xid(position.txid),
             Arg::I64(Some(position.seq)),
             Arg::Text(Some(error)),
-            Arg::I32(Some(i32::try_from(attempts).unwrap_or(i32::MAX))),
+        ],
+    );
+}
+
+/// Redeliveries failed although the sink is up: the letter stays, no longer queued.
+pub(crate) fn given_up(spi: &Spi, sink: &str, position: Position) {
+    spi.write(
+        "update outbox.dead_letters set redeliver_at = null where sink = $1 and txid = $2 and seq = $3",
+        &[
+            Arg::Text(Some(sink)),
+            Arg::Xid(position.txid),
+            Arg::I64(Some(position.seq)),
         ],
     );
 }

@@ -1,51 +1,72 @@
 //! Dead letters that were queued again: delivered one by one beside the stream, while their sink is well.
+//!
+//! They have an engine of their own, so that a letter that fails again is told apart from an outage: it stays queued until another
+//! letter, or an event of the stream, shows that the sink is up.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::now;
-use crate::dispatch::{Outcome, Time};
+use crate::dispatch::{Checkpoint, Engine, Fate, Item, Outcome, Settled, Step, Time};
 use crate::envelope::{Event, Position, read_cloudevent};
 use crate::pg::spi::Spi;
 use crate::settings;
 use crate::store::dead_letters::{self, Queued};
 
-/// The redelivery lane of one sink.
-pub(crate) struct Redelivery {
-    queued: Option<Queued>,
-    attempts: u32,
-    not_before: Option<Time>,
-    in_flight: Option<u64>,
-    serial: u64,
-    news: Option<News>,
-    /// Set when dead letters may have been queued that are not known here.
-    look: bool,
-}
-
-enum News {
-    Through(Position),
-    FailedAgain {
-        position: Position,
-        error: String,
-        attempts: u32,
-    },
-}
+/// How many queued letters are looked at: enough to choose a neighbour from.
+const LOOK_AHEAD: i64 = 32;
 
 /// Serials of redeliveries, told apart from those of the stream.
 const SERIALS: u64 = 1 << 63;
 
+/// The redelivery lane of one sink.
+pub(crate) struct Redelivery {
+    engine: Engine<Letter>,
+    /// The letters in the engine.
+    known: BTreeSet<Position>,
+    in_flight: Option<u64>,
+    serial: u64,
+    news: Vec<News>,
+    /// Set when dead letters may have been queued, or discarded, that are not known here.
+    look: bool,
+}
+
+struct Letter(Queued);
+
+impl Item for Letter {
+    type Key = Position;
+
+    fn key(&self) -> &Position {
+        &self.0.position
+    }
+}
+
+/// What is to be written of a letter.
+enum News {
+    Failed { position: Position, error: String },
+    Through(Position),
+    GivenUp(Position),
+}
+
+fn empty_engine() -> Engine<Letter> {
+    Engine::restore(settings::policy(Some(1)), Checkpoint::default())
+}
+
 impl Redelivery {
-    pub(crate) fn new(spi: &Spi, sink: &str) -> Self {
-        let queued = dead_letters::first_queued(spi, sink);
+    pub(crate) fn new() -> Self {
         Self {
-            queued,
-            attempts: 0,
-            not_before: None,
+            engine: empty_engine(),
+            known: BTreeSet::new(),
             in_flight: None,
             serial: 0,
-            news: None,
-            look: false,
+            news: Vec::new(),
+            look: true,
         }
+    }
+
+    /// Settings were read again.
+    pub(crate) fn set_policy(&mut self) {
+        self.engine.set_policy(settings::policy(Some(1)));
     }
 
     /// Somebody committed something: it may have been a redelivery.
@@ -55,27 +76,41 @@ impl Redelivery {
 
     /// Whether a read could find one.
     pub(crate) fn wants_to_look(&self) -> bool {
-        self.look && self.queued.is_none() && self.news.is_none()
+        self.look && self.in_flight.is_none() && self.news.is_empty()
     }
 
-    /// Reads the next queued letter if none is at hand.
+    /// Reads which letters are queued.
     pub(crate) fn fill(&mut self, spi: &Spi, sink: &str) {
-        if self.wants_to_look() {
-            self.queued = dead_letters::first_queued(spi, sink);
-            self.look = false;
+        if !self.wants_to_look() {
+            return;
+        }
+        self.look = false;
+        let queued = dead_letters::queued(spi, sink, LOOK_AHEAD);
+        let there = queued.iter().map(|letter| letter.position);
+        if !self.known.is_subset(&there.collect()) {
+            // One was discarded.
+            self.engine = empty_engine();
+            self.known.clear();
+        }
+        for letter in queued {
+            if self.known.insert(letter.position) {
+                self.engine.push(Letter(letter));
+            }
         }
     }
 
     /// The event to deliver now, if there is one and its time has come.
     pub(crate) fn next(&mut self) -> Option<(u64, Arc<Event>)> {
-        let due = self.not_before.is_none_or(|time| time <= now());
-        if self.in_flight.is_some() || self.news.is_some() || !due {
+        if self.in_flight.is_some() || !self.news.is_empty() {
             return None;
         }
-        let queued = self.queued.as_ref()?;
+        let Step::Deliver(range) = self.engine.next(now()) else {
+            return None;
+        };
+        let Letter(letter) = self.engine.get(range.start)?;
+        let event = read_cloudevent(&letter.event, letter.position);
         self.serial += 1;
         let serial = SERIALS | self.serial;
-        let event = read_cloudevent(&queued.event, queued.position);
         self.in_flight = Some(serial);
         Some((serial, Arc::new(event)))
     }
@@ -84,70 +119,62 @@ impl Redelivery {
         self.in_flight == Some(serial)
     }
 
-    /// Takes what the redelivery came to. One that fails is tried again, with growing waits, as often as a lone event is; then it
-    /// stays a dead letter, no longer queued.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        self.in_flight.is_some()
+    }
+
+    /// Takes what the redelivery came to.
     pub(crate) fn outcome(&mut self, outcome: &Outcome) {
         self.in_flight = None;
-        let Some(queued) = &self.queued else { return };
-        let position = queued.position;
-        let (error, permanent) = match outcome {
-            Outcome::Failed(refusal) => (refusal.error.clone(), false),
-            Outcome::Partial(failures) if !failures.is_empty() => {
-                (failures[0].error.clone(), failures[0].permanent)
-            }
-            Outcome::Delivered | Outcome::Partial(_) => {
-                self.finish(News::Through(position));
-                return;
-            }
+        let tried = self
+            .engine
+            .in_flight()
+            .and_then(|range| self.engine.get(range.start))
+            .map(|Letter(letter)| letter.position);
+        let error = match outcome {
+            Outcome::Failed(refusal) => Some(&refusal.error),
+            Outcome::Partial(failures) => failures.first().map(|failure| &failure.error),
+            Outcome::Delivered => None,
         };
-        self.attempts += 1;
-        let policy = settings::policy(None);
-        if permanent || self.attempts >= policy.poison_attempts {
-            let attempts = self.attempts;
-            self.finish(News::FailedAgain {
-                position,
-                error,
-                attempts,
+        if let (Some(position), Some(error)) = (tried, error) {
+            let error = error.clone();
+            self.news.push(News::Failed { position, error });
+        }
+        for Settled { item, fate } in self.engine.outcome(now(), outcome) {
+            let Letter(Queued { position, .. }) = item;
+            self.known.remove(&position);
+            self.news.push(match fate {
+                Fate::Delivered => News::Through(position),
+                Fate::Dead { .. } => News::GivenUp(position),
             });
-        } else {
-            let wait = policy
-                .retry_min
-                .saturating_mul(1 << (self.attempts - 1).min(20))
-                .min(policy.retry_max);
-            self.not_before = Some(after(now(), wait));
         }
     }
 
-    fn finish(&mut self, news: News) {
-        self.news = Some(news);
-        self.attempts = 0;
-        self.not_before = None;
+    /// An event of the stream has gone through.
+    pub(crate) fn sink_is_up(&mut self) {
+        self.engine.sink_is_up();
     }
 
     pub(crate) fn has_news(&self) -> bool {
-        self.news.is_some()
+        !self.news.is_empty()
     }
 
     pub(crate) fn save(&self, spi: &Spi, sink: &str) {
-        match &self.news {
-            None => {}
-            Some(News::Through(position)) => dead_letters::redelivered(spi, sink, *position),
-            Some(News::FailedAgain {
-                position,
-                error,
-                attempts,
-            }) => {
-                dead_letters::failed_again(spi, sink, *position, error, *attempts);
+        for news in &self.news {
+            match news {
+                News::Failed { position, error } => {
+                    dead_letters::failed_again(spi, sink, *position, error);
+                }
+                News::Through(position) => dead_letters::redelivered(spi, sink, *position),
+                News::GivenUp(position) => dead_letters::given_up(spi, sink, *position),
             }
         }
     }
 
-    /// What was saved is committed: on to the next one.
+    /// What was saved is committed.
     pub(crate) fn saved(&mut self) {
-        if self.news.take().is_some() {
-            self.queued = None;
-            self.look = true;
-        }
+        self.look |= !self.news.is_empty();
+        self.news.clear();
     }
 
     /// When it wants the next look.
@@ -155,11 +182,7 @@ impl Redelivery {
         if self.wants_to_look() {
             return Some(Time(0));
         }
-        (self.queued.is_some() && self.in_flight.is_none())
-            .then(|| self.not_before.unwrap_or(Time(0)))
+        let waits = self.in_flight.is_none() && !self.engine.is_empty();
+        waits.then(|| self.engine.next_attempt_at().unwrap_or(Time(0)))
     }
-}
-
-fn after(time: Time, wait: Duration) -> Time {
-    Time(time.0 + u64::try_from(wait.as_millis()).unwrap_or(0))
 }

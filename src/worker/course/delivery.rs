@@ -101,6 +101,9 @@ impl Course {
     /// Takes what the delivery in flight came to.
     pub(crate) fn outcome(&mut self, outcome: &Outcome) {
         self.in_flight = false;
+        if *outcome == Outcome::Delivered {
+            self.redelivery.sink_is_up();
+        }
         let outcome = self.by_entry(outcome);
         let settled = self.engine.outcome(now(), &outcome);
         self.settle(settled);
@@ -196,7 +199,7 @@ impl Course {
     }
 
     pub(crate) fn is_in_flight(&self) -> bool {
-        self.in_flight
+        self.in_flight || self.redelivery.is_in_flight()
     }
 
     /// A sink of kind function: whether a pass could do something now.

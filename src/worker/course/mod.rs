@@ -129,7 +129,7 @@ impl Course {
                     .unwrap_or_default(),
             ),
             engine: Engine::restore(policy, memory.engine),
-            redelivery: Redelivery::new(spi, &sink.id),
+            redelivery: Redelivery::new(),
             settled: cursor.place,
             greatest: cursor.pair,
             unsaved: Unsaved::default(),
@@ -159,6 +159,7 @@ impl Course {
         let policy = settings::policy(self.sink.batch_size);
         self.engine.set_policy(policy);
         self.reader.set_batch_size(policy.batch_size);
+        self.redelivery.set_policy();
     }
 
     /// The sink was changed or resumed: it is tried without waiting for its back-off.

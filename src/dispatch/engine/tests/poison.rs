@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::super::super::{Fate, Health, Policy};
-use super::super::Step;
-use super::sink::{Style, policy};
+use super::super::super::{Checkpoint, Fate, Health, Outcome, Policy, Refusal, Settled, Time};
+use super::super::{Engine, Step};
+use super::sink::{Event, Style, policy};
 use super::world::World;
 
 /// The ids tried, by themselves or first of a batch, and the waits in seconds in between.
@@ -43,6 +43,43 @@ fn five_failures_a_neighbour_and_a_last_try() {
     assert_eq!(world.fates, [dead, Fate::Delivered]);
     assert_eq!(world.engine.health(), Health::Flowing);
     world.drain(1);
+}
+
+#[test]
+fn an_event_that_goes_through_elsewhere_decides_on_one_that_failed_often_enough() {
+    let mut engine = Engine::restore(policy(1), Checkpoint::default());
+    engine.push(Event {
+        id: 0,
+        key: 0,
+        weight: 1,
+    });
+    let failed = Outcome::Failed(Refusal {
+        error: "bad event".into(),
+        retry_after: None,
+    });
+    let mut now = Time(0);
+    for attempts in 1..=5 {
+        while let Step::Wait(until) = engine.next(now) {
+            now = until;
+        }
+        assert!(engine.outcome(now, &failed).is_empty());
+        assert_eq!(engine.attempts(), attempts);
+        if attempts < 5 {
+            engine.sink_is_up();
+            assert!(matches!(engine.next(now), Step::Wait(_)), "not yet");
+        }
+    }
+    engine.sink_is_up();
+    assert_eq!(engine.next(now), Step::Deliver(0..1), "without a wait");
+    let settled = engine.outcome(now, &failed);
+    assert!(matches!(
+        &settled[..],
+        [Settled {
+            fate: Fate::Dead { attempts: 5, .. },
+            ..
+        }]
+    ));
+    assert!(engine.is_empty());
 }
 
 #[test]
