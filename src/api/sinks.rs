@@ -3,17 +3,17 @@
 use pgrx::prelude::*;
 use pgrx::{JsonB, pg_sys};
 
-use crate::dispatch::{Pattern, Place, Snapshot, Window};
+use crate::dispatch::{Floors, Pattern, Place, Snapshot, Window};
 use crate::envelope::Position;
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::security::{self, Path, as_extension};
 use crate::pg::spi::{Arg, Spi, connected};
-use crate::pg::{expression, transaction};
+use crate::pg::{catalog, expression, transaction};
 use crate::sinks::{self as kinds, Config, ConfigError};
 use crate::store::events;
 use crate::store::sinks::{self, Grouping, NewSink, SinkRow};
 use crate::store::streams::{self, Stream};
-use crate::store::{cursors, rebase};
+use crate::store::{cursors, rebase, transactions};
 use crate::worker::shaping;
 
 impl From<ConfigError> for Complaint {
@@ -78,7 +78,7 @@ fn create_sink(
             let stream = streams::named(spi, &sink.stream)
                 .ok_or_else(|| streams::unknown(&sink.stream))
                 .or_raise();
-            let (place, pair) = starting_place(spi, &stream, start).or_raise();
+            let (place, pair) = starting_place(spi, &stream, sink.grouping, start).or_raise();
             if !sinks::create(spi, &NewSink { sink: &sink, start }) {
                 taken(&sink.id).raise();
             }
@@ -398,8 +398,13 @@ fn check_filter(filter: &str, owner: pg_sys::Oid) -> Result<(), Complaint> {
 }
 
 /// Where a new sink begins.
-fn starting_place(spi: &Spi, stream: &Stream, start: &str) -> Result<(Place, Position), Complaint> {
-    let mut floors = crate::dispatch::Floors::default();
+fn starting_place(
+    spi: &Spi,
+    stream: &Stream,
+    grouping: Grouping,
+    start: &str,
+) -> Result<(Place, Position), Complaint> {
+    let mut floors = Floors::default();
     match start {
         "origin" => {
             let window = Window::empty(Snapshot::empty(), stream.pruned_seq);
@@ -431,27 +436,46 @@ fn starting_place(spi: &Spi, stream: &Stream, start: &str) -> Result<(Place, Pos
                 .detail(error.to_string())
                 .hint("It is origin, tail, or a position such as outbox.read gives.")
             })?;
-            Ok((behind(spi, stream, position), position))
+            let place = behind(spi, stream, grouping, position)?;
+            let oldest = place.window.done.oldest_unseen();
+            let pair = if oldest < position.txid {
+                Position {
+                    txid: oldest,
+                    seq: 0,
+                }
+            } else {
+                position
+            };
+            Ok((place, pair))
         }
     }
 }
 
-/// Behind a position in pair order: all transactions before it are done, and of its own transaction everything up to its seq.
-fn behind(spi: &Spi, stream: &Stream, position: Position) -> Place {
-    let horizon = stream.look(spi, &mut crate::dispatch::Floors::default());
-    let done = Snapshot::before(position.txid.max(Snapshot::empty().xmax()));
-    let window = Window::empty(done.clone(), stream.pruned_seq);
-    if position.txid >= horizon.snapshot.oldest_unseen() {
+/// Behind a position: all that is committed of earlier transactions is done, and of the position's own everything up to its seq. What
+/// is still open will come, whatever its id.
+fn behind(
+    spi: &Spi,
+    stream: &Stream,
+    grouping: Grouping,
+    position: Position,
+) -> Result<Place, Complaint> {
+    let horizon = stream.look(spi, &mut Floors::default());
+    let snapshot = horizon.snapshot;
+    if position.txid >= catalog::next_xid() {
+        return Err(
+            Complaint::bad_argument(format!("start {position} lies in the future"))
+                .detail("No transaction of this server has reached it.")
+                .hint("A position means nothing outside of the server that it was read from."),
+        );
+    }
+    let done = snapshot.below(position.txid.max(Snapshot::empty().xmax()));
+    let window = Window::empty(done, stream.pruned_seq);
+    if !snapshot.sees(position.txid) {
         // It is not finished yet: better some of its events again than one never.
-        return Place::at_start_of(window).at_end();
+        return Ok(Place::at_start_of(window).at_end());
     }
-    let upto = Snapshot::before(position.txid + 1);
-    let mark = crate::dispatch::Mark {
-        group: position.seq,
-        seq: position.seq,
-    };
-    Place {
-        mark,
-        ..Place::at_start_of(window.next(upto, horizon.last_seq, None))
-    }
+    Ok(Place {
+        mark: transactions::mark_of(spi, stream, grouping, position),
+        ..Place::at_start_of(window.next(snapshot.below(position.txid + 1), horizon.last_seq, None))
+    })
 }

@@ -61,6 +61,23 @@ impl Snapshot {
         self
     }
 
+    /// What this snapshot sees of the transactions below `xid`.
+    pub fn below(&self, xid: u64) -> Self {
+        if xid >= self.xmax {
+            return self.clone();
+        }
+        Self {
+            xmin: self.xmin.min(xid),
+            xmax: xid,
+            running: self
+                .running
+                .iter()
+                .copied()
+                .filter(|&running| running < xid)
+                .collect(),
+        }
+    }
+
     /// The transactions that were running here and that `later` sees: they committed, or were
     /// rolled back, in between.
     pub fn finished_by(&self, later: &Snapshot) -> Vec<u64> {
@@ -143,6 +160,16 @@ mod tests {
         }
         assert!("10:20".parse::<Snapshot>().is_err());
         assert!("10:x:".parse::<Snapshot>().is_err());
+    }
+
+    #[test]
+    fn can_be_cut_off() {
+        let s = snapshot("10:20:10,14,15");
+        assert_eq!(s.below(25), s);
+        assert_eq!(s.below(20), s);
+        assert_eq!(s.below(15), snapshot("10:15:10,14"));
+        assert_eq!(s.below(12), snapshot("10:12:10"));
+        assert_eq!(s.below(7), snapshot("7:7:"));
     }
 
     #[test]

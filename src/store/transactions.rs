@@ -4,9 +4,10 @@
 use std::ops::ControlFlow;
 
 use super::events::{COLUMNS, Page, Want, take};
+use super::sinks::Grouping;
 use super::streams::Stream;
 use crate::dispatch::{Mark, Place};
-use crate::envelope::Part;
+use crate::envelope::{Part, Position};
 use crate::pg::spi::{Arg, RecordType, Spi};
 
 /// Bytes after which even a transaction is cut into parts.
@@ -55,6 +56,25 @@ fn transactions(spi: &Spi, stream: &Stream, place: &Place, limit: usize) -> Vec<
         txid: row.xid(0).unwrap_or(0),
         last: row.i64(1).unwrap_or(0),
     })
+}
+
+/// Where in a window an event lies.
+pub(crate) fn mark_of(spi: &Spi, stream: &Stream, grouping: Grouping, position: Position) -> Mark {
+    let sql = format!(
+        "select max(e.seq) from {} e where e.txid = $1",
+        stream.relation
+    );
+    let group = match grouping {
+        Grouping::Event => None,
+        Grouping::Transaction => spi
+            .read(&sql, &[Arg::Xid(position.txid)])
+            .first(|row| row.i64(0))
+            .flatten(),
+    };
+    Mark {
+        group: group.unwrap_or(0).max(position.seq),
+        seq: position.seq,
+    }
 }
 
 fn count(spi: &Spi, stream: &Stream, txid: u64, upto: i64) -> u32 {

@@ -11,9 +11,9 @@ use crate::pg::error::Complaint;
 use crate::pg::spi::{Arg, Spi};
 use crate::pg::{lock, xact};
 use crate::store::cursors::{self, Handed};
-use crate::store::events;
-use crate::store::sinks::{Grouping, SinkRow};
+use crate::store::sinks::SinkRow;
 use crate::store::streams::{self, Stream};
+use crate::store::{events, transactions};
 
 /// Takes the next batch of a sink for this session and puts it into `store`.
 pub(crate) fn poll(
@@ -178,7 +178,7 @@ pub(crate) fn ack(
         Some(position) => {
             let stream =
                 streams::named(spi, &sink.stream).ok_or_else(|| streams::unknown(&sink.stream))?;
-            let mark = mark_of(spi, sink, &stream, position);
+            let mark = transactions::mark_of(spi, &stream, sink.grouping, position);
             let window = &cursor.place.window;
             if window.done.sees(position.txid)
                 || (window.upto.sees(position.txid) && mark <= cursor.place.mark)
@@ -205,27 +205,6 @@ pub(crate) fn ack(
         cursors::save(spi, sink, &place, pair, events.cast_unsigned()) == cursors::Save::Moved;
     lock::give_lease_back_at_commit(sink.number);
     Ok(moved)
-}
-
-fn mark_of(spi: &Spi, sink: &SinkRow, stream: &Stream, position: Position) -> Mark {
-    let group = match sink.grouping {
-        Grouping::Event => position.seq,
-        Grouping::Transaction => spi
-            .read(
-                &format!(
-                    "select max(e.seq) from {} e where e.txid = $1",
-                    stream.relation
-                ),
-                &[Arg::Xid(position.txid)],
-            )
-            .first(|row| row.i64(0))
-            .flatten()
-            .unwrap_or(position.seq),
-    };
-    Mark {
-        group,
-        seq: position.seq,
-    }
 }
 
 /// How many events lie between where a cursor stands and a mark in the same window.
