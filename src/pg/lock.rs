@@ -94,11 +94,19 @@ pub(crate) fn holds_lease(number: i32) -> bool {
     }
 }
 
+/// The same for the open transaction: the next holder sees what this one commits, and what it takes back has never been held.
+pub(crate) fn take_lease_for_transaction(number: i32) -> bool {
+    holds_lease(number)
+        || try_acquire(&lease_tag(number), EXCLUSIVE, false)
+            != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Gives back what the session holds.
 pub(crate) fn give_lease_back(number: i32) {
-    if holds_lease(number) {
+    let taken = LEASES.with_borrow_mut(|leases| leases.remove(&number));
+    if taken && holds_lease(number) {
         release(&lease_tag(number), EXCLUSIVE, true);
     }
-    LEASES.with_borrow_mut(|leases| leases.remove(&number));
 }
 
 /// Turns the session's lease into one that ends with the open transaction, so that the next holder sees what this one committed.

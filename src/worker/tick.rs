@@ -36,21 +36,15 @@ pub(crate) fn run(spi: &Spi, wanted: Option<&str>) -> Option<Vec<Passed>> {
 }
 
 fn pass(spi: &Spi, version: &Version) -> Passed {
-    let held_before = lock::holds_lease(version.number);
-    let (delivered, outcome, error) = match Course::take(spi, version) {
+    // The next holder must see what this transaction saved.
+    let taken = Course::take(spi, version, lock::take_lease_for_transaction);
+    let (delivered, outcome, error) = match taken {
         Taken::Leased => (0, "leased", None),
         Taken::Paused => (0, "paused", None),
         Taken::Pull => (0, "pull", None),
         Taken::Gone => (0, "gone", None),
         Taken::Unfit(problem) => (0, "failed", Some(problem)),
-        Taken::Course(mut course) => {
-            let passed = drive(spi, &mut course);
-            if !held_before {
-                // The next holder must see what this transaction saved.
-                lock::give_lease_back_at_commit(version.number);
-            }
-            passed
-        }
+        Taken::Course(mut course) => drive(spi, &mut course),
     };
     Passed {
         sink: version.id.clone(),

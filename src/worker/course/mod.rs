@@ -79,8 +79,8 @@ pub(crate) enum Taken {
 }
 
 impl Course {
-    /// Takes the lease of a sink and loads where it stands; a transaction is open.
-    pub(crate) fn take(spi: &Spi, version: &Version) -> Taken {
+    /// Takes the lease of a sink, by `take_lease`, and loads where it stands; a transaction is open.
+    pub(crate) fn take(spi: &Spi, version: &Version, take_lease: fn(i32) -> bool) -> Taken {
         let Some(sink) = sink_rows::named(spi, &version.id) else {
             return Taken::Gone;
         };
@@ -90,7 +90,7 @@ impl Course {
         if !sink.enabled {
             return Taken::Paused;
         }
-        if !lock::take_lease(sink.number) {
+        if !take_lease(sink.number) {
             return Taken::Leased;
         }
         match Self::load(spi, version, sink) {

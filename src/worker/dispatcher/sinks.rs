@@ -56,7 +56,7 @@ impl Dispatcher {
     }
 
     pub(super) fn take(&mut self, spi: &Spi, version: &Version, changed: bool) {
-        match Course::take(spi, version) {
+        match Course::take(spi, version, lock::take_lease) {
             Taken::Course(mut course) => {
                 if self.waiting.remove(&version.id).is_some() || changed {
                     course.retry_now();
