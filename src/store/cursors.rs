@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::dispatch::{Mark, Place, Snapshot, Window};
 use crate::envelope::Position;
 use crate::pg::spi::{Arg, Row, Spi};
-use crate::store::sinks::SinkRow;
+use crate::store::sinks::{self, Hold, SinkRow};
 
 /// A sink's cursor as it was saved.
 #[derive(Debug, Clone)]
@@ -121,10 +121,12 @@ pub(crate) enum Save {
     Moved,
     /// The cursor stands further on already, or is gone: somebody else holds the sink now, or it was dropped.
     Refused,
+    /// Not now: a transaction that is still open has dropped the sink.
+    Postponed,
 }
 
 /// Moves the cursor of a sink to `place`, if that is not behind where it stands, and adds to its count of deliveries. A sink that was
-/// dropped and made again is another one, whatever its id: the number tells.
+/// dropped and made again is another one, whatever its id.
 pub(crate) fn save(
     spi: &Spi,
     sink: &SinkRow,
@@ -132,6 +134,11 @@ pub(crate) fn save(
     pair: Position,
     delivered: u64,
 ) -> Save {
+    match sinks::hold(spi, sink) {
+        Hold::Held => {}
+        Hold::BeingDropped => return Save::Postponed,
+        Hold::Gone => return Save::Refused,
+    }
     let window = &place.window;
     let rows = spi.write(
         "update outbox.cursors c
@@ -142,8 +149,7 @@ pub(crate) fn save(
                 updated_at = clock_timestamp(),
                 delivered = c.delivered + $12,
                 delivered_at = case when $12 > 0 then clock_timestamp() else c.delivered_at end
-          where c.name = $1 and (c.window_no, c.at_group, c.at_seq) <= ($4, $7, $8)
-            and exists (select from outbox.sinks s where s.number = $13 and s.id = $14)",
+          where c.name = $1 and (c.window_no, c.at_group, c.at_seq) <= ($4, $7, $8)",
         &[
             Arg::Text(Some(&name_of(&sink.id))),
             Arg::Xid(pair.txid),
@@ -157,8 +163,6 @@ pub(crate) fn save(
             Arg::I64(Some(window.ceiling)),
             Arg::I64(Some(window.next_floor)),
             Arg::I64(Some(delivered.cast_signed())),
-            Arg::I32(Some(sink.number)),
-            Arg::Text(Some(&sink.id)),
         ],
     );
     if rows.count() == 1 {

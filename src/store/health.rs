@@ -28,11 +28,12 @@ pub(crate) fn load(spi: &Spi, sink: &str) -> Option<Health> {
     })
 }
 
-/// Writes how a sink is doing; a sink that was dropped meanwhile has no health.
+/// Writes how a sink is doing. One that was dropped has no health, also while the transaction that drops it is open: this waits for
+/// nobody.
 pub(crate) fn save(spi: &Spi, sink: &str, health: &Health) {
     spi.write(
         "insert into outbox.sink_health as h (sink, state, attempts, last_error, next_attempt_at, checkpoint)
-         select s.id, $2, $3, $4, $5, $6 from outbox.sinks s where s.id = $1
+         select s.id, $2, $3, $4, $5, $6 from outbox.sinks s where s.id = $1 for key share skip locked
          on conflict (sink) do update
             set state = excluded.state, attempts = excluded.attempts, last_error = excluded.last_error,
                 next_attempt_at = excluded.next_attempt_at, checkpoint = excluded.checkpoint, updated_at = clock_timestamp()",

@@ -114,14 +114,29 @@ pub(crate) fn named_to_change(spi: &Spi, id: &str) -> Option<SinkRow> {
     .first(sink)
 }
 
-/// Whether a sink is still there, and not another one of its id.
-pub(crate) fn is_there(spi: &Spi, sink: &SinkRow) -> bool {
-    spi.write(
-        "select from outbox.sinks where number = $1 and id = $2",
-        &[Arg::I32(Some(sink.number)), Arg::Text(Some(&sink.id))],
-    )
-    .count()
-        == 1
+/// Whether a sink may be written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// It is there, and stays so until the transaction ends.
+    Held,
+    /// A transaction that is still open has dropped it.
+    BeingDropped,
+    /// It is gone, or is another one of its id.
+    Gone,
+}
+
+/// Keeps a sink from being dropped until the transaction ends. Never waits: whoever drops it may take his time to commit.
+pub(crate) fn hold(spi: &Spi, sink: &SinkRow) -> Hold {
+    let args = [Arg::I32(Some(sink.number)), Arg::Text(Some(&sink.id))];
+    let is_there = "select from outbox.sinks where number = $1 and id = $2";
+    let held = format!("{is_there} for key share skip locked");
+    if spi.write(&held, &args).count() == 1 {
+        Hold::Held
+    } else if spi.write(is_there, &args).count() == 1 {
+        Hold::BeingDropped
+    } else {
+        Hold::Gone
+    }
 }
 
 /// What `create` writes beside what `SinkRow` holds.

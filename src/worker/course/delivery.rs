@@ -16,6 +16,7 @@ use crate::settings;
 use crate::sinks::Batch;
 use crate::store::cursors::Save;
 use crate::store::events;
+use crate::store::sinks::{self, Hold};
 use crate::store::streams::Horizon;
 
 /// What is to be handed over.
@@ -146,6 +147,7 @@ impl Course {
     /// Whether there is something to hand over now.
     pub(super) fn is_ready(&self, at: Time) -> bool {
         !self.in_flight
+            && !self.is_held_up(at)
             && !self.engine.is_empty()
             && self
                 .engine
@@ -162,6 +164,9 @@ impl Course {
     pub(crate) fn due(&self, at: Time) -> Option<Duration> {
         if self.is_ready(at) {
             return Some(Duration::ZERO);
+        }
+        if self.is_held_up(at) {
+            return self.postponed.map(|time| until(time, at));
         }
         let engine = self
             .engine
@@ -202,9 +207,14 @@ impl Course {
         self.in_flight || self.redelivery.is_in_flight()
     }
 
+    /// With a function, nothing can be delivered that cannot be saved.
+    fn is_held_up(&self, at: Time) -> bool {
+        matches!(self.target, Target::Function(_)) && self.is_postponed(at)
+    }
+
     /// A sink of kind function: whether a pass could do something now.
     pub(crate) fn function_is_due(&self, at: Time) -> bool {
-        self.wants_to_read() || self.due(at) == Some(Duration::ZERO)
+        !self.is_held_up(at) && (self.wants_to_read() || self.due(at) == Some(Duration::ZERO))
     }
 
     /// A sink of kind function: reads, delivers once and saves, all in the transaction that is open, so that what the function did
@@ -221,6 +231,10 @@ impl Course {
         };
         let call = call.clone();
         self.begin();
+        if sinks::hold(spi, &self.sink) == Hold::BeingDropped {
+            self.postpone();
+            return false;
+        }
         if self.wants_to_read() {
             self.fill(spi, horizon, floors);
         }
@@ -246,7 +260,7 @@ impl Course {
             self.redelivery.outcome(&outcome);
         }
         let to_save = self.unsaved.since.is_some() || self.save_due().is_some();
-        if to_save && self.save(spi) == Save::Refused {
+        if to_save && self.save(spi) != Save::Moved {
             let message = format!("sink \"{}\" is delivered by another process", self.sink.id);
             Complaint::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, message).raise();
         }

@@ -17,7 +17,7 @@ use super::function::Call;
 use super::memory::Memory;
 use super::reader::Reader;
 use super::redelivery::Redelivery;
-use crate::dispatch::{Engine, Place};
+use crate::dispatch::{Engine, Place, Time};
 use crate::envelope::Position;
 use crate::pg::lock;
 use crate::pg::spi::Spi;
@@ -58,6 +58,8 @@ pub(crate) struct Course {
     /// What is unsaved has been written in the transaction that is open.
     saving: bool,
     lost: bool,
+    /// Nothing can be saved before.
+    postponed: Option<Time>,
     /// A filter or transform has failed on something that was read.
     misshapen: bool,
     /// There may be more to read without anything new having been committed.
@@ -138,6 +140,7 @@ impl Course {
             in_flight: false,
             saving: false,
             lost: false,
+            postponed: None,
             misshapen: false,
             has_more: true,
             ahead: memory.ahead,

@@ -12,10 +12,14 @@ use crate::store::cursors::{self, Save};
 use crate::store::dead_letters::{self, DeadLetter};
 use crate::store::events;
 use crate::store::health::{self, Health};
-use crate::store::sinks;
+use crate::store::sinks::{self, Hold};
 
 /// How long deliveries may go unsaved. After a crash they are delivered again; saving each by itself would cost a commit a batch.
 const SAVE_WITHIN: Duration = Duration::from_millis(100);
+
+fn after_a_while(time: Time) -> Time {
+    Time(time.0 + u64::try_from(SAVE_WITHIN.as_millis()).unwrap_or(0))
+}
 
 #[derive(Default)]
 pub(super) struct Unsaved {
@@ -68,32 +72,46 @@ impl Course {
 
     /// When this course must be saved at the latest; none if there is nothing to save.
     pub(crate) fn save_due(&self) -> Option<Time> {
+        let due = self.unpostponed_save_due()?;
+        Some(due.max(self.postponed.unwrap_or(due)))
+    }
+
+    fn unpostponed_save_due(&self) -> Option<Time> {
         if !self.unsaved.dead.is_empty()
             || self.health_to_save().is_some()
             || self.redelivery.has_news()
         {
             return Some(Time(0));
         }
-        self.unsaved
-            .since
-            .map(|since| Time(since.0 + u64::try_from(SAVE_WITHIN.as_millis()).unwrap_or(0)))
+        self.unsaved.since.map(after_a_while)
     }
 
     /// Writes cursor, dead letters and health. Refused if the sink is somebody else's now, or gone. What is written counts once
     /// the transaction has committed: [`Course::committed`].
     pub(crate) fn save(&mut self, spi: &Spi) -> Save {
-        let ours = if !lock::holds_lease(self.sink.number) {
-            false
+        let saved = if !lock::holds_lease(self.sink.number) {
+            Save::Refused
         } else if self.unsaved.since.is_some() {
             let pair = cursors::pair_of(&self.settled, Some(self.greatest));
             let delivered = self.unsaved.delivered;
-            cursors::save(spi, &self.sink, &self.settled, pair, delivered) == Save::Moved
+            cursors::save(spi, &self.sink, &self.settled, pair, delivered)
         } else {
-            sinks::is_there(spi, &self.sink)
+            match sinks::hold(spi, &self.sink) {
+                Hold::Held => Save::Moved,
+                Hold::BeingDropped => Save::Postponed,
+                Hold::Gone => Save::Refused,
+            }
         };
-        if !ours {
-            self.lost = true;
-            return Save::Refused;
+        match saved {
+            Save::Moved => self.postponed = None,
+            Save::Postponed => {
+                self.postpone();
+                return saved;
+            }
+            Save::Refused => {
+                self.lost = true;
+                return saved;
+            }
         }
         if self.unsaved.since.is_some() {
             for (entry, error, attempts) in &self.unsaved.dead {
@@ -107,6 +125,16 @@ impl Course {
         self.redelivery.save(spi, &self.sink.id);
         self.saving = true;
         Save::Moved
+    }
+
+    /// The sink is being dropped by a transaction that is still open: if that is rolled back, all goes on.
+    pub(super) fn postpone(&mut self) {
+        self.postponed = Some(after_a_while(now()));
+    }
+
+    /// Whether nothing can be saved now.
+    pub(super) fn is_postponed(&self, at: Time) -> bool {
+        self.postponed.is_some_and(|time| time > at)
     }
 
     /// Whether a save was refused: the sink is somebody else's now, or gone.
