@@ -5,13 +5,13 @@ use pgrx::prelude::*;
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::security::as_extension;
 use crate::pg::spi::connected;
-use crate::pg::statement;
+use crate::pg::statement::{self, Holder};
 use crate::store::{secrets, sinks};
 
 #[pg_extern(sql = false)]
 fn set_secret(name: Option<&str>, values: Option<Vec<Option<String>>>) {
     // The statement's text may hold the values: it is replaced before anything can fail and be logged with it.
-    statement::hide();
+    statement::hide(Holder::SetSecret);
     let name = checked_name(name).or_raise();
     let values = values.map(checked_values).transpose().or_raise();
     as_extension(|| connected(|spi| secrets::set(spi, name, values.as_deref())));

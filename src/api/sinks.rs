@@ -8,6 +8,7 @@ use crate::envelope::Position;
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::security::{self, Path, as_extension};
 use crate::pg::spi::{Arg, Spi, connected};
+use crate::pg::statement::{self, Holder};
 use crate::pg::{catalog, expression, transaction};
 use crate::sinks::{self as kinds, Config, ConfigError};
 use crate::store::events;
@@ -43,6 +44,8 @@ fn create_sink(
     isolation: Option<&str>,
     enabled: Option<bool>,
 ) {
+    // The config may hold credentials, and what fails is logged with its statement.
+    statement::hide(Holder::CreateSink);
     let mut sink = SinkRow {
         id: checked_id(id).or_raise().to_owned(),
         kind: kind
@@ -101,6 +104,7 @@ fn alter_sink(
     isolation: Option<&str>,
     enabled: Option<bool>,
 ) {
+    statement::hide(Holder::AlterSink);
     let caller = security::current_role();
     let id = id.unwrap_or_default();
     let before = as_extension(|| connected(|spi| sinks::named_to_change(spi, id)));

@@ -6,17 +6,43 @@ use std::sync::OnceLock;
 
 use pgrx::{PgLogLevel, PgSqlErrorCode, pg_sys};
 
-/// Whatever calls this holds secrets.
-const FUNCTION: &[u8] = b"set_secret";
-/// What stands where such a statement would.
-const INSTEAD: &CStr = c"select outbox.set_secret(...)";
+/// A function whose calls hold secrets: values that sign, or a sink's credentials.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Holder {
+    SetSecret,
+    CreateSink,
+    AlterSink,
+}
 
-/// The text of the running statement is not to be seen: replaces it, where pg_stat_activity and the log take it from.
-pub(crate) fn hide() {
+const HOLDERS: [Holder; 3] = [Holder::SetSecret, Holder::CreateSink, Holder::AlterSink];
+
+impl Holder {
+    fn name(self) -> &'static [u8] {
+        match self {
+            Holder::SetSecret => b"set_secret",
+            Holder::CreateSink => b"create_sink",
+            Holder::AlterSink => b"alter_sink",
+        }
+    }
+
+    /// What stands where such a statement would.
+    fn instead(self) -> &'static CStr {
+        match self {
+            Holder::SetSecret => c"select outbox.set_secret(...)",
+            Holder::CreateSink => c"select outbox.create_sink(...)",
+            Holder::AlterSink => c"select outbox.alter_sink(...)",
+        }
+    }
+}
+
+/// The text of the running statement, which calls that function, is not to be seen: replaces it, where pg_stat_activity and the log
+/// take it from.
+pub(crate) fn hide(holder: Holder) {
+    let instead = holder.instead().as_ptr();
     // SAFETY: a static string outlives the statement; Postgres resets the pointer with the next one.
     unsafe {
-        pg_sys::debug_query_string = INSTEAD.as_ptr();
-        pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, INSTEAD.as_ptr());
+        pg_sys::debug_query_string = instead;
+        pg_sys::pgstat_report_activity(pg_sys::BackendState::STATE_RUNNING, instead);
     }
 }
 
@@ -64,7 +90,7 @@ fn replace() {
     pgrx::ereport!(
         PgLogLevel::LOG,
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-        "pg_outbox: what was to be logged here is left out: a statement that calls outbox.set_secret"
+        "pg_outbox: what was to be logged here is left out: a statement that holds secrets"
     );
     REPLACING.set(false);
 }
@@ -75,14 +101,20 @@ unsafe fn gives_away(message: &pg_sys::ErrorData) -> bool {
     // SAFETY: as the caller promises.
     unsafe {
         let statement = pg_sys::debug_query_string;
+        // Whatever the function was called by, such as EXECUTE: what is logged of its text.
+        let tells_statement = message.elevel == PgLogLevel::LOG as i32 && message.hide_stmt;
+        if is_hidden(statement) {
+            return tells_statement;
+        }
         let texts = [
             message.message,
             message.detail,
             message.detail_log,
             message.context,
             message.internalquery,
+            statement,
         ];
-        texts.iter().any(|text| mentions(*text)) || (mentions(statement) && !is_hidden(statement))
+        texts.iter().any(|text| mentions(*text))
     }
 }
 
@@ -92,7 +124,10 @@ unsafe fn gives_away(message: &pg_sys::ErrorData) -> bool {
 /// The text is null or a terminated string.
 unsafe fn is_hidden(text: *const c_char) -> bool {
     // SAFETY: as the caller promises.
-    !text.is_null() && unsafe { CStr::from_ptr(text) } == INSTEAD
+    !text.is_null()
+        && HOLDERS
+            .iter()
+            .any(|holder| unsafe { CStr::from_ptr(text) } == holder.instead())
 }
 
 /// # Safety
@@ -103,6 +138,8 @@ unsafe fn mentions(text: *const c_char) -> bool {
     }
     // SAFETY: as the caller promises.
     let text = unsafe { CStr::from_ptr(text) }.to_bytes();
-    text.windows(FUNCTION.len())
-        .any(|piece| piece.eq_ignore_ascii_case(FUNCTION))
+    HOLDERS.iter().map(|holder| holder.name()).any(|name| {
+        let mut pieces = text.windows(name.len());
+        pieces.any(|piece| piece.eq_ignore_ascii_case(name))
+    })
 }

@@ -213,13 +213,22 @@ impl Setback {
     }
 }
 
-/// What must not be repeated from an answer: receivers like to quote what they were sent.
+/// What must not be repeated from an answer: receivers like to quote what they were sent, as it came or decoded.
 fn credentials(config: &HttpConfig, template: &Request) -> Vec<String> {
     let url = [
         Some(config.url.username()),
         config.url.password(),
         config.url.query(),
     ];
+    let decoded = url.into_iter().flatten().map(|text| {
+        percent_encoding::percent_decode_str(text)
+            .decode_utf8_lossy()
+            .into_owned()
+    });
+    let parameters = config
+        .url
+        .query_pairs()
+        .map(|(_, value)| value.into_owned());
     let headers = template
         .headers()
         .values()
@@ -227,11 +236,8 @@ fn credentials(config: &HttpConfig, template: &Request) -> Vec<String> {
         .filter_map(|value| value.to_str().ok())
         // "Bearer abc": quoted without its scheme it is as good.
         .flat_map(|value| [Some(value), value.split_once(' ').map(|(_, rest)| rest)]);
-    url.into_iter()
-        .chain(headers)
-        .flatten()
-        .map(str::to_owned)
-        .collect()
+    let plain = url.into_iter().chain(headers).flatten().map(str::to_owned);
+    plain.chain(decoded).chain(parameters).collect()
 }
 
 enum Body {

@@ -177,8 +177,9 @@ impl Course {
                     attempts,
                 },
             );
+            // Not the error: a function or a receiver may quote the event in it.
             pgrx::warning!(
-                "pg_outbox: sink \"{}\": event {position} dead-lettered after {attempts} attempts: {error}",
+                "pg_outbox: sink \"{}\": event {position} dead-lettered after {attempts} attempts, see outbox.dead_letters",
                 self.sink.id
             );
         }
