@@ -30,8 +30,9 @@ impl Neighbours {
     }
 
     /// The next to try, as an offset from the head: of the candidates not tried in this round the
-    /// nearest, but one that never failed before one that did, and then one whose key is neither
-    /// the head's nor that of another tried one. When all were tried, a new round begins.
+    /// nearest, but one that overtakes none with its own key before one that does, then one that
+    /// never failed before one that did, and then one whose key is that of no other tried one. When
+    /// all were tried, a new round begins.
     pub(super) fn choose<T: Item>(&self, queue: &Queue<T>) -> Option<usize> {
         let candidates = candidates(queue);
         self.best(queue, &candidates, &self.tested)
@@ -53,6 +54,7 @@ impl Neighbours {
             .filter(|(offset, _)| !tested.contains(offset))
             .min_by_key(|(offset, entry)| {
                 (
+                    queue.overtakes(*offset),
                     entry.trial.attempts > 0,
                     seen.contains(&entry.item().key()),
                     *offset,

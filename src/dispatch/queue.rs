@@ -202,6 +202,14 @@ impl<T: Item> Queue<T> {
         }
     }
 
+    /// Whether an event before the one at `offset` is pending that has the same key.
+    pub(super) fn overtakes(&self, offset: usize) -> bool {
+        self.entries.get(offset).is_some_and(|entry| {
+            let mut before = self.entries.iter().take(offset);
+            before.any(|other| other.is_pending() && other.item.key() == entry.item.key())
+        })
+    }
+
     /// The pending events behind the head, with their offsets.
     pub(super) fn behind_head(&self) -> impl Iterator<Item = (usize, &Entry<T>)> {
         self.entries

@@ -201,6 +201,27 @@ fn an_event_that_never_failed_is_the_better_neighbour() {
 }
 
 #[test]
+fn no_event_overtakes_another_with_its_key_while_there_are_others_to_test() {
+    let mut world = failing([0, 1, 2, 2, 3]);
+    while tested(&world) != [1, 2] {
+        world.advance();
+    }
+    // The head gets through, and then there is another outage.
+    world.sink.up = true;
+    while world.fates.is_empty() {
+        world.advance();
+    }
+    world.sink.up = false;
+    world.requests.clear();
+    while world.requests.len() < 5 + 5 {
+        world.advance();
+    }
+    let tests = world.requests.iter().map(|request| request.ids.start);
+    let tests: Vec<_> = tests.filter(|id| *id != 1).collect();
+    assert_eq!(tests, [4, 2, 3], "3 is untried, but 2 comes before it");
+}
+
+#[test]
 fn few_neighbours_take_turns() {
     let mut world = failing(0..4);
     while tested(&world).len() < 8 {
