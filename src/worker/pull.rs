@@ -3,7 +3,7 @@
 //! A batch that is handed out is written into the cursor, so that it can be acknowledged later, and by another session if need be.
 //! The lease keeps a second consumer away as long as the first has not acknowledged, or its session has not ended.
 
-use super::reader::Reader;
+use super::reader::{ROWS_A_PASS, Reader};
 use crate::dispatch::{Floors, Mark, Place};
 use crate::envelope::Position;
 use crate::pg::call::TupleStore;
@@ -11,9 +11,10 @@ use crate::pg::error::Complaint;
 use crate::pg::spi::{Arg, Spi};
 use crate::pg::{lock, xact};
 use crate::store::cursors::{self, Handed};
-use crate::store::sinks::SinkRow;
-use crate::store::streams::{self, Stream};
-use crate::store::{events, transactions};
+use crate::store::events::{self, Found};
+use crate::store::sinks::{Grouping, SinkRow};
+use crate::store::streams::{self, Horizon, Stream};
+use crate::store::transactions;
 
 /// Takes the next batch of a sink for this session and puts it into `store`.
 pub(crate) fn poll(
@@ -61,29 +62,11 @@ pub(crate) fn poll(
         let handed = if reader.takes_all() {
             copy_window(spi, &stream, &mut reader.place, max_events, store)
         } else {
-            let Some((shaped, looked_at)) = reader.read_on(spi, &horizon, &mut floors, max_events)
-            else {
-                break;
-            };
-            skipped |= looked_at > 0;
-            if let Some((_, Some(problem))) = shaped.iter().find(|(_, problem)| problem.is_some()) {
-                return Err(Complaint::bad_argument(format!(
-                    "sink \"{}\": {problem}",
-                    sink.id
-                )));
-            }
-            let last = shaped.last().map(|(found, _)| found.event.position);
-            let count = shaped.len();
-            let records = shaped
-                .into_iter()
-                .filter_map(|(found, _)| found.record)
-                .collect::<Vec<_>>();
-            copy_records(spi, &records, store);
-            last.map(|last| Handed {
-                end: reader.place.mark,
-                last,
-                events: i64::try_from(count).unwrap_or(0),
-            })
+            skipped = true;
+            let chosen = choose(spi, sink, &mut reader, &horizon, &mut floors, max_events)?;
+            let handed = chosen.handed();
+            copy_records(spi, chosen.events, store);
+            handed
         };
         if let Some(handed) = handed {
             cursors::hand_out(
@@ -98,7 +81,7 @@ pub(crate) fn poll(
     }
     if skipped {
         let pair = cursors::pair_of(&reader.place, Some(cursor.pair));
-        cursors::save(spi, sink, &reader.place, pair, 0);
+        cursors::save(spi, sink, None, &reader.place, pair, 0);
     }
     lock::give_lease_back_at_commit(sink.number);
     Ok(())
@@ -144,14 +127,80 @@ fn copy_window(
     handed
 }
 
-fn copy_records(spi: &Spi, records: &[crate::pg::spi::Record], store: &TupleStore) {
+/// Events of one window that a sink wants, made ready.
+struct Chosen {
+    events: Vec<Found>,
+    /// Everything up to here was looked at.
+    end: Mark,
+}
+
+impl Chosen {
+    fn handed(&self) -> Option<Handed> {
+        self.events.last().map(|last| Handed {
+            end: self.end,
+            last: last.event.position,
+            events: i64::try_from(self.events.len()).unwrap_or(i64::MAX),
+        })
+    }
+}
+
+/// The other way, for a sink that chooses: reads on in the window at hand until the batch is full. An event that cannot be made ready
+/// ends the batch before it, and is an error once it is the first.
+fn choose(
+    spi: &Spi,
+    sink: &SinkRow,
+    reader: &mut Reader,
+    horizon: &Horizon,
+    floors: &mut Floors,
+    limit: usize,
+) -> Result<Chosen, Complaint> {
+    let mut events = Vec::<Found>::new();
+    let mut rows = 0;
+    while let Some((shaped, looked_at)) = reader.read_on(spi, horizon, floors, limit - events.len())
+    {
+        rows += looked_at;
+        for (found, problem) in shaped {
+            let Some(problem) = problem else {
+                events.push(found);
+                continue;
+            };
+            let position = found.event.position;
+            if sink.grouping == Grouping::Transaction {
+                events.retain(|event| event.event.position.txid != position.txid);
+            }
+            return match events.last().map(|last| last.mark) {
+                Some(end) => Ok(Chosen { events, end }),
+                None => Err(Complaint::bad_argument(format!(
+                    "sink \"{}\" cannot take event {position}: {problem}",
+                    sink.id
+                ))
+                .hint("Mend its filter or transform with outbox.alter_sink; nothing is lost.")),
+            };
+        }
+        let is_full = events.len() >= limit || reader.place.mark == Mark::END;
+        let is_enough = rows >= ROWS_A_PASS || sink.grouping == Grouping::Transaction;
+        if is_full || (is_enough && !events.is_empty()) {
+            break;
+        }
+    }
+    Ok(Chosen {
+        events,
+        end: reader.place.mark,
+    })
+}
+
+fn copy_records(spi: &Spi, events: Vec<Found>, store: &TupleStore) {
+    let records = events
+        .into_iter()
+        .filter_map(|found| found.record)
+        .collect::<Vec<_>>();
     if !records.is_empty() {
         let sql = format!(
             r#"select e.txid, e.seq, e.id, e.topic, e.source, e.subject, e.tenant, e."time", e.payload, e.headers, {POSITION}
                  from unnest($1) with ordinality as e (txid, seq, id, topic, source, subject, tenant, "time", payload, headers, n)
                 order by e.n"#
         );
-        spi.read(&sql, &[Arg::Records(records, events::event_type())])
+        spi.read(&sql, &[Arg::Records(&records, events::event_type())])
             .store(store);
     }
 }
@@ -192,7 +241,10 @@ pub(crate) fn ack(
                 ))
                 .hint("Acknowledge a position that outbox.poll returned."));
             }
-            (mark, count_between(spi, &stream, &cursor.place, mark))
+            (
+                mark,
+                count_upto(spi, sink, stream, &cursor.place, mark, handed.events),
+            )
         }
     };
     let last = position.unwrap_or(handed.last);
@@ -202,9 +254,36 @@ pub(crate) fn ack(
     };
     let pair = cursors::pair_of(&place, Some(last.max(cursor.pair)));
     let moved =
-        cursors::save(spi, sink, &place, pair, events.cast_unsigned()) == cursors::Save::Moved;
+        cursors::save(spi, sink, None, &place, pair, events.cast_unsigned()) == cursors::Save::Moved;
     lock::give_lease_back_at_commit(sink.number);
     Ok(moved)
+}
+
+/// How many events of the batch at hand lie up to a mark.
+fn count_upto(
+    spi: &Spi,
+    sink: &SinkRow,
+    stream: Stream,
+    place: &Place,
+    mark: Mark,
+    handed: i64,
+) -> i64 {
+    let limit = usize::try_from(handed).unwrap_or(usize::MAX);
+    let reader = Reader::new(sink, stream.clone(), place.clone(), false, limit);
+    let Ok(mut reader) = reader else {
+        return handed;
+    };
+    if reader.takes_all() {
+        return count_between(spi, &stream, place, mark);
+    }
+    // What was chosen is not kept, but is chosen likewise again.
+    let mut floors = Floors::default();
+    let horizon = stream.look(spi, &mut floors);
+    let Ok(chosen) = choose(spi, sink, &mut reader, &horizon, &mut floors, limit) else {
+        return handed;
+    };
+    let upto = chosen.events.iter().filter(|event| event.mark <= mark);
+    i64::try_from(upto.count()).unwrap_or(handed)
 }
 
 /// How many events lie between where a cursor stands and a mark in the same window.

@@ -10,7 +10,7 @@ use crate::store::streams::{Horizon, Stream};
 use crate::store::transactions;
 
 /// Rows that a pass looks at for one sink before others get their turn, whatever its filter leaves of them.
-const ROWS_A_PASS: usize = 20_000;
+pub(super) const ROWS_A_PASS: usize = 20_000;
 
 /// Reads for one sink, ahead of what has been delivered.
 #[derive(Clone)]
