@@ -125,11 +125,12 @@ pub(crate) enum Save {
     Postponed,
 }
 
-/// Moves the cursor of a sink to `place`, if that is not behind where it stands, and adds to its count of deliveries. A sink that was
-/// dropped and made again is another one, whatever its id.
+/// Moves the cursor of a sink to `place`, if that is not behind where it stands, and adds to its count of deliveries. With `from`, only
+/// if it stands there: nobody has delivered in between. A sink that was dropped and made again is another one, whatever its id.
 pub(crate) fn save(
     spi: &Spi,
     sink: &SinkRow,
+    from: Option<&Place>,
     place: &Place,
     pair: Position,
     delivered: u64,
@@ -149,7 +150,8 @@ pub(crate) fn save(
                 updated_at = clock_timestamp(),
                 delivered = c.delivered + $12,
                 delivered_at = case when $12 > 0 then clock_timestamp() else c.delivered_at end
-          where c.name = $1 and (c.window_no, c.at_group, c.at_seq) <= ($4, $7, $8)",
+          where c.name = $1 and (c.window_no, c.at_group, c.at_seq) <= ($4, $7, $8)
+            and ($13 is null or (c.window_no, c.at_group, c.at_seq) = ($13, $14, $15))",
         &[
             Arg::Text(Some(&name_of(&sink.id))),
             Arg::Xid(pair.txid),
@@ -163,6 +165,9 @@ pub(crate) fn save(
             Arg::I64(Some(window.ceiling)),
             Arg::I64(Some(window.next_floor)),
             Arg::I64(Some(delivered.cast_signed())),
+            Arg::I64(from.map(|from| from.window.number)),
+            Arg::I64(from.map(|from| from.mark.group)),
+            Arg::I64(from.map(|from| from.mark.seq)),
         ],
     );
     if rows.count() == 1 {

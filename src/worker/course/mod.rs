@@ -47,6 +47,8 @@ pub(crate) struct Course {
     version: Version,
     /// Everything up to here is settled.
     settled: Place,
+    /// Where the cursor stands.
+    saved: Place,
     greatest: Position,
     unsaved: Unsaved,
     saved_health: Health,
@@ -132,6 +134,7 @@ impl Course {
             ),
             engine: Engine::restore(policy, memory.engine),
             redelivery: Redelivery::new(),
+            saved: cursor.place.clone(),
             settled: cursor.place,
             greatest: cursor.pair,
             unsaved: Unsaved::default(),

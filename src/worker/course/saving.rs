@@ -94,7 +94,9 @@ impl Course {
         } else if self.unsaved.since.is_some() {
             let pair = cursors::pair_of(&self.settled, Some(self.greatest));
             let delivered = self.unsaved.delivered;
-            cursors::save(spi, &self.sink, &self.settled, pair, delivered)
+            // A function's lease can be lost for a while: somebody else may have called it meanwhile.
+            let from = matches!(self.target, Target::Function(_)).then_some(&self.saved);
+            cursors::save(spi, &self.sink, from, &self.settled, pair, delivered)
         } else {
             match sinks::hold(spi, &self.sink) {
                 Hold::Held => Save::Moved,
@@ -150,6 +152,9 @@ impl Course {
     /// The transaction has committed. True if the course has lost its sink.
     pub(crate) fn committed(&mut self) -> bool {
         if std::mem::take(&mut self.saving) {
+            if self.unsaved.since.is_some() {
+                self.saved = self.settled.clone();
+            }
             self.unsaved = Unsaved::default();
             self.redelivery.saved();
         }
