@@ -17,7 +17,7 @@ comment on column outbox.dead_letters.attempts is 'deliveries of this event alon
 comment on column outbox.dead_letters.redeliver_at is 'queued again by outbox.redeliver; the row goes once it is through';
 
 create index dead_letters_queued on outbox.dead_letters (sink, txid, seq) where redeliver_at is not null;
-create trigger outbox_wake after update on outbox.dead_letters for each statement execute function outbox.wake();
+create trigger outbox_change after update on outbox.dead_letters for each statement execute function outbox.change();
 
 create function outbox.redeliver(sink text, "position" text default null) returns bigint
     language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$

@@ -27,7 +27,7 @@ comment on column outbox.sinks.function is 'kind function: config.function as it
 comment on column outbox.sinks.number is 'the key of the sink''s lease, an advisory lock';
 comment on column outbox.sinks.version is 'grows with each change: a running dispatcher reloads the sink with its next pass';
 
-create trigger outbox_wake after insert or update or delete on outbox.sinks for each statement execute function outbox.wake();
+create trigger outbox_change after insert or update or delete on outbox.sinks for each statement execute function outbox.change();
 
 -- How a sink that is not simply flowing is doing. Written on failures and on recovery, never on the way of a good delivery.
 create table outbox.sink_health (
@@ -52,7 +52,7 @@ create table outbox.secrets (
 comment on table outbox.secrets is 'values by which sinks sign; readable by superusers alone, and left out of dumps';
 comment on column outbox.secrets.version is 'differs after each change: a running dispatcher reads the values again before its next delivery';
 
-create trigger outbox_wake after insert or update or delete on outbox.secrets for each statement execute function outbox.wake();
+create trigger outbox_change after insert or update or delete on outbox.secrets for each statement execute function outbox.change();
 
 create function outbox.create_sink(
     id         text,

@@ -29,6 +29,11 @@ create function outbox.wake() returns trigger
     language c as 'MODULE_PATHNAME', 'wake_wrapper';
 comment on function outbox.wake() is 'trigger on every stream: the commit of this transaction wakes the dispatcher';
 
+-- Called for each statement that changes what dispatchers keep in mind: they look at all of it again.
+create function outbox.change() returns trigger
+    language c as 'MODULE_PATHNAME', 'change_wrapper';
+comment on function outbox.change() is 'trigger on sinks, streams, secrets and dead letters: the commit of this transaction has dispatchers look at them again';
+
 create table outbox.streams (
     name       text primary key check (name ~ '^[a-z_][a-z0-9_]{0,39}$'),
     relation   regclass not null unique,
@@ -37,6 +42,7 @@ create table outbox.streams (
     pruned_seq bigint not null default 0,
     created_at timestamptz not null default now()
 );
+create trigger outbox_change after insert or delete on outbox.streams for each statement execute function outbox.change();
 comment on table outbox.streams is 'a stream is a table of events with its own sinks and retention';
 comment on column outbox.streams.pruned_seq is 'retention has removed everything up to this seq; reads start behind it';
 

@@ -37,6 +37,14 @@ fn wake<'a>(
     Ok(None::<PgHeapTuple<'a, AllocatedByRust>>)
 }
 
+#[pg_trigger(sql = false)]
+fn change<'a>(
+    _trigger: &'a pgrx::PgTrigger<'a>,
+) -> Result<Option<PgHeapTuple<'a, impl WhoAllocated>>, pgrx::spi::Error> {
+    xact::change_at_commit();
+    Ok(None::<PgHeapTuple<'a, AllocatedByRust>>)
+}
+
 #[pg_extern(sql = false)]
 fn announce() {
     xact::announce_at_commit();

@@ -1,12 +1,12 @@
 //! Background workers: registering them, and what each does first.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime, DynamicBackgroundWorker};
 use pgrx::{IntoDatum, pg_sys};
 
-use super::latch;
+use super::{latch, security};
 
 const LIBRARY: &str = "pg_outbox";
 /// As pg_stat_activity shows them in backend_type.
@@ -69,10 +69,10 @@ pub(crate) fn begin_dispatcher(database: pg_sys::Oid, sink: Option<&str>) {
         pg_sys::BackgroundWorkerInitializeConnectionByOid(database, pg_sys::InvalidOid, 0);
     }
     for (name, value) in [
-        (c"enable_seqscan", "off"),
-        (c"enable_bitmapscan", "off"),
-        (c"plan_cache_mode", "force_generic_plan"),
-        (c"jit", "off"),
+        // What SQL of our own means: as security::as_extension sets it in other sessions.
+        (c"search_path", "pg_catalog, outbox, pg_temp"),
+        (c"standard_conforming_strings", "on"),
+        (c"transform_null_equals", "off"),
         (c"default_transaction_isolation", "read committed"),
         (c"default_transaction_read_only", "off"),
         (c"statement_timeout", "0"),
@@ -82,6 +82,9 @@ pub(crate) fn begin_dispatcher(database: pg_sys::Oid, sink: Option<&str>) {
         (c"transaction_timeout", "0"),
     ] {
         set(name, value);
+    }
+    for (name, value) in security::OUR_PLANNING {
+        set_in_session(name, value);
     }
     match sink {
         Some(sink) => set(c"application_name", &format!("pg_outbox sink {sink}")),
@@ -94,8 +97,17 @@ pub(crate) fn be_brief() {
     set(c"lock_timeout", "1s");
 }
 
-/// A setting of the worker's own session.
-fn set(name: &std::ffi::CStr, value: &str) {
+/// A setting of the worker's own session, whatever the configuration says now or later.
+fn set(name: &CStr, value: &str) {
+    set_from(pg_sys::GucSource::PGC_S_OVERRIDE, name, value);
+}
+
+/// The same, but what the configuration says is kept, to be gone back to.
+fn set_in_session(name: &CStr, value: &str) {
+    set_from(pg_sys::GucSource::PGC_S_SESSION, name, value);
+}
+
+fn set_from(source: pg_sys::GucSource::Type, name: &CStr, value: &str) {
     let Ok(value) = CString::new(value) else {
         return;
     };
@@ -105,7 +117,7 @@ fn set(name: &std::ffi::CStr, value: &str) {
             name.as_ptr(),
             value.as_ptr(),
             pg_sys::GucContext::PGC_SUSET,
-            pg_sys::GucSource::PGC_S_OVERRIDE,
+            source,
         );
     }
 }

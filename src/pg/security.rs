@@ -7,6 +7,14 @@ use pgrx::pg_sys;
 /// Where names of our own statements are looked up, whatever the session's search_path says.
 pub(crate) const OUR_PATH: &CStr = c"pg_catalog, outbox, pg_temp";
 
+/// How a worker's own statements are planned: the same way whatever the statistics say, by the indexes that were made for them.
+pub(super) const OUR_PLANNING: [(&CStr, &str); 4] = [
+    (c"enable_seqscan", "off"),
+    (c"enable_bitmapscan", "off"),
+    (c"plan_cache_mode", "force_generic_plan"),
+    (c"jit", "off"),
+];
+
 /// Puts user, security context and settings back when it goes out of scope after success. After an error the end of the
 /// (sub)transaction does the same.
 struct Back {
@@ -40,11 +48,16 @@ impl Back {
 }
 
 fn set_local(name: &CStr, value: &CStr) {
+    set_local_or_reset(name, Some(value));
+}
+
+/// Without a value it goes back to what the configuration says.
+fn set_local_or_reset(name: &CStr, value: Option<&CStr>) {
     // SAFETY: static strings; GUC_ACTION_SAVE ends with the nest level.
     unsafe {
         pg_sys::set_config_option(
             name.as_ptr(),
-            value.as_ptr(),
+            value.map_or(std::ptr::null(), CStr::as_ptr),
             pg_sys::GucContext::PGC_SUSET,
             pg_sys::GucSource::PGC_S_SESSION,
             pg_sys::GucAction::GUC_ACTION_SAVE,
@@ -104,6 +117,12 @@ impl Path {
 pub(crate) fn as_role<R>(role: pg_sys::Oid, path: Path, body: impl FnOnce() -> R) -> R {
     let back = Back::remember();
     set_language(path.names());
+    // SAFETY: a plain global, set once when a worker starts.
+    if unsafe { !pg_sys::MyBgworkerEntry.is_null() } {
+        for (name, _) in OUR_PLANNING {
+            set_local_or_reset(name, None);
+        }
+    }
     let restricted = back.context
         | pg_sys::SECURITY_LOCAL_USERID_CHANGE.cast_signed()
         | pg_sys::SECURITY_RESTRICTED_OPERATION.cast_signed();

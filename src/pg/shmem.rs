@@ -35,6 +35,8 @@ struct Board {
     absent: [AtomicU32; PLACES],
     /// How often the extension was made somewhere.
     announcements: AtomicU32,
+    /// How often sinks, streams, secrets or the like were changed somewhere.
+    changes: AtomicU32,
 }
 
 // SAFETY: it holds atomics alone; the addresses in it are of latches in Postgres' own shared memory, the same in all processes.
@@ -55,6 +57,7 @@ fn new_board() -> Board {
         stopped: [const { AtomicU32::new(0) }; PLACES],
         absent: [const { AtomicU32::new(0) }; PLACES],
         announcements: AtomicU32::new(0),
+        changes: AtomicU32::new(0),
     }
 }
 
@@ -136,6 +139,18 @@ pub(crate) fn launcher_is_me() {
         board
             .launcher_pid
             .store(std::process::id().cast_signed(), Ordering::Release);
+    }
+}
+
+/// How often sinks and the like were changed, in any database; none where nobody counts.
+pub(crate) fn changes() -> Option<u32> {
+    board().map(|board| board.changes.load(Ordering::Acquire))
+}
+
+/// Counts a change. Called in a commit: it must neither fail nor wait.
+pub(crate) fn count_change() {
+    if let Some(board) = board() {
+        board.changes.fetch_add(1, Ordering::AcqRel);
     }
 }
 

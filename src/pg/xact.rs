@@ -10,6 +10,7 @@ use super::{lock, shmem};
 thread_local! {
     static REGISTERED: Cell<bool> = const { Cell::new(false) };
     static WROTE: Cell<bool> = const { Cell::new(false) };
+    static CHANGED: Cell<bool> = const { Cell::new(false) };
     static ANNOUNCES: Cell<bool> = const { Cell::new(false) };
     static LEASES: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
 }
@@ -25,6 +26,12 @@ fn register() {
 pub(crate) fn wake_at_commit() {
     register();
     WROTE.set(true);
+}
+
+/// The commit of the open transaction is to tell dispatchers that sinks, or the like, have changed, and to wake this database's.
+pub(crate) fn change_at_commit() {
+    CHANGED.set(true);
+    wake_at_commit();
 }
 
 /// The commit of the open transaction is to tell the launcher that this database has the extension.
@@ -48,6 +55,10 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_
             // SAFETY: MyDatabaseId is a plain global of this process.
             let database = unsafe { pg_sys::MyDatabaseId };
             LEASES.with_borrow_mut(Vec::clear);
+            // First, so that whoever is woken sees it.
+            if CHANGED.replace(false) {
+                shmem::count_change();
+            }
             if WROTE.replace(false) {
                 shmem::wake_database(database);
             }
@@ -58,6 +69,7 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_
         // A prepared transaction commits in some other session: the dispatcher finds it with its next look.
         XACT_EVENT_ABORT | XACT_EVENT_PARALLEL_ABORT | XACT_EVENT_PREPARE => {
             WROTE.set(false);
+            CHANGED.set(false);
             ANNOUNCES.set(false);
             for number in LEASES.take() {
                 lock::give_lease_back(number);

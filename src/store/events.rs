@@ -52,6 +52,17 @@ pub(crate) struct Page {
     pub(crate) looked_at: usize,
 }
 
+impl Page {
+    /// Nothing was looked at behind a mark.
+    pub(super) fn empty(end: Mark) -> Self {
+        Self {
+            found: Vec::new(),
+            end,
+            looked_at: 0,
+        }
+    }
+}
+
 /// The columns of an event, in the order of type outbox.event. The function is called only where no id is stored: Postgres cannot
 /// inline it, and starts an executor for each call.
 pub(crate) const COLUMNS: &str = r#"e.txid, e.seq, coalesce(e.id, outbox.event_id(e.id, $1, e.txid, e.seq, e."time")) as id, e.topic, e.source, e.subject,
@@ -111,21 +122,13 @@ pub(crate) fn with_window_args<R>(
 /// Reads up to `limit` rows of a window behind a place, and keeps those that are wanted.
 pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want: &Want) -> Page {
     if place.mark == Mark::END {
-        return Page {
-            found: Vec::new(),
-            end: Mark::END,
-            looked_at: 0,
-        };
+        return Page::empty(Mark::END);
     }
     with_window_args(stream, place, limit, |late, args| {
         let sql = window_sql(stream, late, COLUMNS);
         let rows = spi.read(&sql, args);
         let through = rows.count() < limit as u64;
-        let mut page = Page {
-            found: Vec::new(),
-            end: place.mark,
-            looked_at: 0,
-        };
+        let mut page = Page::empty(place.mark);
         let record = want.record.then(RecordType::event);
         let mut bytes = 0;
         let mut cut = false;
@@ -157,8 +160,16 @@ pub(crate) fn take(
     want: &Want,
     record: Option<&RecordType>,
 ) -> Option<Found> {
-    let topic = row.text(3).unwrap_or_default();
-    let tenant = row.text(6);
+    // What is only carried along as a record is not spelled out.
+    let spelled = |wanted: bool, column| {
+        if want.text || wanted {
+            row.text(column)
+        } else {
+            None
+        }
+    };
+    let topic = spelled(want.topics.is_some(), 3).unwrap_or_default();
+    let tenant = spelled(want.tenant.is_some(), 6);
     if !want.takes(&topic, tenant.as_deref()) {
         return None;
     }
@@ -167,7 +178,7 @@ pub(crate) fn take(
             txid: row.xid(0).unwrap_or(0),
             seq: row.i64(1).unwrap_or(0),
         },
-        id: row.text(2).unwrap_or_default(),
+        id: spelled(false, 2).unwrap_or_default(),
         topic,
         source: row.text(4),
         subject: row.text(5),

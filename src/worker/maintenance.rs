@@ -8,13 +8,13 @@ use pgrx::PgLogLevel;
 use crate::dispatch::Floors;
 use crate::pg::error::PgError;
 use crate::pg::spi::{Arg, Spi, connected};
-use crate::pg::{background, catalog, lock, security, transaction};
+use crate::pg::{background, catalog, lock, transaction};
 use crate::settings;
 use crate::store::streams::{self, Horizon, Stream};
 use crate::store::{rebase, retention};
 
 /// At most one NOTIFY in this time: commits with a NOTIFY wait for each other.
-const NOTIFY_GAP: Duration = Duration::from_millis(10);
+const NOTIFY_GAP: Duration = Duration::from_millis(20);
 
 pub(super) struct Maintenance {
     last_retention: Instant,
@@ -185,7 +185,7 @@ fn in_transaction<R>(body: impl FnOnce(&Spi) -> R) -> Result<Option<R>, PgError>
         let held = catalog::extension().is_some_and(lock::hold_extension);
         held.then(|| {
             background::relax_commit();
-            security::as_extension(|| connected(body))
+            connected(body)
         })
     })
 }

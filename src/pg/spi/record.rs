@@ -1,12 +1,14 @@
 //! Composite values, carried between statements as Postgres stores them.
 
+use std::rc::Rc;
+
 use pgrx::pg_sys;
 
 use super::Row;
 
 /// A composite value as Postgres stores it, copied out of its memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Record(pub(super) Box<[u64]>);
+pub(crate) struct Record(pub(super) Rc<[u64]>);
 
 /// A composite type, to make values of.
 pub(crate) struct RecordType(pg_sys::TupleDesc);
@@ -57,9 +59,15 @@ impl Row {
         // SAFETY: the type has `width` columns of the types that the row has, in the same order.
         unsafe {
             let tuple = pg_sys::heap_form_tuple(of.0, values.as_mut_ptr(), nulls.as_mut_ptr());
-            let datum = pg_sys::heap_copy_tuple_as_datum(tuple, of.0);
-            let record = copy_record(datum);
-            pg_sys::pfree(datum.cast_mut_ptr());
+            let record = if (*(*tuple).t_data).t_infomask & pg_sys::HEAP_HASEXTERNAL as u16 == 0 {
+                // Its header is that of a composite value already.
+                copy_bytes((*tuple).t_data.cast(), (*tuple).t_len as usize)
+            } else {
+                let datum = pg_sys::heap_copy_tuple_as_datum(tuple, of.0);
+                let record = copy_record(datum);
+                pg_sys::pfree(datum.cast_mut_ptr());
+                record
+            };
             pg_sys::heap_freetuple(tuple);
             record
         }
@@ -72,9 +80,22 @@ pub(super) unsafe fn copy_record(datum: pg_sys::Datum) -> Record {
     // SAFETY: its length is in its header.
     unsafe {
         let plain = datum.cast_mut_ptr::<pg_sys::varlena>();
-        let length = pgrx::varsize(plain);
-        let mut copy = vec![0u64; length.div_ceil(8)].into_boxed_slice();
-        std::ptr::copy_nonoverlapping(plain.cast::<u8>(), copy.as_mut_ptr().cast::<u8>(), length);
-        Record(copy)
+        copy_bytes(plain.cast(), pgrx::varsize(plain))
+    }
+}
+
+/// # Safety
+/// There are `length` bytes at `source`.
+unsafe fn copy_bytes(source: *const u8, length: usize) -> Record {
+    let mut copy = Rc::<[u64]>::new_uninit_slice(length.div_ceil(8));
+    // SAFETY: nobody else has the copy yet; it has room for the bytes, and what they leave of the last word is set before them.
+    unsafe {
+        if let Some(words) = Rc::get_mut(&mut copy) {
+            if let Some(last) = words.last_mut() {
+                last.write(0);
+            }
+            std::ptr::copy_nonoverlapping(source, words.as_mut_ptr().cast::<u8>(), length);
+        }
+        Record(copy.assume_init())
     }
 }

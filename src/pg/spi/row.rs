@@ -1,5 +1,6 @@
 //! Rows that a statement returned, read without a copy in between.
 
+use std::cell::Cell;
 use std::ffi::CStr;
 use std::marker::PhantomData;
 
@@ -96,6 +97,8 @@ pub(crate) struct Row {
     pub(super) values: Vec<pg_sys::Datum>,
     pub(super) nulls: Vec<bool>,
     types: Vec<pg_sys::Oid>,
+    /// For printing json, one after the other.
+    json_buffer: Cell<pg_sys::StringInfo>,
 }
 
 impl Row {
@@ -112,6 +115,20 @@ impl Row {
             values: vec![pg_sys::Datum::from(0); types.len()],
             nulls: vec![false; types.len()],
             types,
+            json_buffer: Cell::new(std::ptr::null_mut()),
+        }
+    }
+
+    /// # Safety
+    /// Connected to SPI, whose memory the buffer is in: as long as there are rows.
+    unsafe fn json_buffer(&self) -> pg_sys::StringInfo {
+        // SAFETY: as the caller promises; made at the first call, and emptied at each.
+        unsafe {
+            if self.json_buffer.get().is_null() {
+                self.json_buffer.set(pg_sys::makeStringInfo());
+            }
+            pg_sys::resetStringInfo(self.json_buffer.get());
+            self.json_buffer.get()
         }
     }
 
@@ -191,10 +208,13 @@ impl Row {
                 .cast::<u8>()
                 .add(pg_sys::VARHDRSZ)
                 .cast::<pg_sys::JsonbContainer>();
-            let printed =
-                pg_sys::JsonbToCString(std::ptr::null_mut(), root, pgrx::varsize(plain) as i32);
-            let text = to_utf8(CStr::from_ptr(printed).to_bytes());
-            pg_sys::pfree(printed.cast());
+            let buffer = self.json_buffer();
+            pg_sys::JsonbToCString(buffer, root, pgrx::varsize(plain) as i32);
+            let length = usize::try_from((*buffer).len).unwrap_or(0);
+            let text = to_utf8(std::slice::from_raw_parts(
+                (*buffer).data.cast::<u8>(),
+                length,
+            ));
             if plain != stored {
                 pg_sys::pfree(plain.cast());
             }

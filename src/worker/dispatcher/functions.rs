@@ -4,7 +4,7 @@ use super::super::course::Target;
 use super::super::now;
 use super::Dispatcher;
 use crate::pg::spi::connected;
-use crate::pg::{catalog, lock, security, transaction};
+use crate::pg::{background, catalog, lock, transaction};
 
 impl Dispatcher {
     /// One delivery to each function sink that is served here, each in a transaction with the save of its cursor. True if one of
@@ -31,14 +31,14 @@ impl Dispatcher {
                 if !catalog::extension().is_some_and(lock::hold_extension) {
                     return false;
                 }
-                security::as_extension(|| {
-                    connected(|spi| {
-                        let Some(seen) = seen.get(&course.sink.stream) else {
-                            return false;
-                        };
-                        let floors = floors.entry(seen.stream.oid).or_default();
-                        course.function_pass(spi, &seen.horizon, floors)
-                    })
+                // What the function did, and the cursor that says so, are lost or kept together.
+                background::relax_commit();
+                connected(|spi| {
+                    let Some(seen) = seen.get(&course.sink.stream) else {
+                        return false;
+                    };
+                    let floors = floors.entry(seen.stream.oid).or_default();
+                    course.function_pass(spi, &seen.horizon, floors)
                 })
             });
             match passed {
@@ -49,7 +49,7 @@ impl Dispatcher {
                 }
                 Err(_) if course.is_lost() => {
                     self.let_go(&course);
-                    self.stale = true;
+                    self.look_at_all();
                 }
                 Err(error) => self.fail(course, &error),
             }
@@ -60,7 +60,7 @@ impl Dispatcher {
     /// A function may take its time, and must not take that of others: where a process of its own can be had, it runs there.
     pub(super) fn leave_to_helpers(&mut self) {
         if self.helpers.have_changed() {
-            self.stale = true;
+            self.look_at_all();
         }
         if !self.helpers.may_start() {
             return;
@@ -74,7 +74,7 @@ impl Dispatcher {
                 self.let_go(&course);
                 if !self.helpers.start(&id) {
                     // It is taken again with the next look, to be served here.
-                    self.stale = true;
+                    self.look_at_all();
                     return;
                 }
             }

@@ -32,6 +32,8 @@ const WANTED_CHECK: Duration = Duration::from_secs(1);
 const LEASE_RETRY: Duration = Duration::from_secs(1);
 /// Without shared memory no commit can wake us.
 const UNWOKEN_POLL: Duration = Duration::from_millis(250);
+/// How long the end of the process waits for deliveries in flight.
+const LAST_REPORTS: Duration = Duration::from_millis(500);
 /// While the extension is held by a DROP or ALTER EXTENSION.
 const HELD_RETRY: Duration = Duration::from_millis(100);
 
@@ -72,9 +74,15 @@ pub(super) struct Dispatcher {
     maintenance: Maintenance,
     /// By the oid of the stream's table.
     pub(super) floors: BTreeMap<u32, Floors>,
+    streams: Vec<Stream>,
     seen: BTreeMap<String, Seen>,
     /// Something may have been committed since the last look.
     stale: bool,
+    /// The next look is at everything, not only at how far the streams have come.
+    thorough: bool,
+    /// As counted at the last thorough look, and when the next one is due if nobody has counted.
+    known_changes: Option<u32>,
+    next_thorough: Instant,
     /// The extension is being dropped or altered just now, or a dump is being restored.
     held: bool,
     /// The cursors may come from another cluster.
@@ -103,6 +111,7 @@ pub(crate) fn main(database: pg_sys::Oid, only: Option<String>) -> ! {
     let end = dispatcher.run();
     latch::serve_interrupts();
     background::be_brief();
+    dispatcher.await_reports();
     dispatcher.save_all();
     // Otherwise they go on without us, and the next dispatcher finds them at work. Without shared memory nobody could tell them to end.
     if end == End::Wanted || !shmem::is_there() {
@@ -138,8 +147,12 @@ impl Dispatcher {
             helpers: Helpers::default(),
             maintenance: Maintenance::default(),
             floors: BTreeMap::new(),
+            streams: Vec::new(),
             seen: BTreeMap::new(),
             stale: true,
+            thorough: true,
+            known_changes: None,
+            next_thorough: now,
             held: false,
             check_cursors: true,
             changing: false,
@@ -209,6 +222,23 @@ impl Dispatcher {
         None
     }
 
+    /// What is known of sinks may not hold any longer.
+    fn look_at_all(&mut self) {
+        self.stale = true;
+        self.thorough = true;
+    }
+
+    /// What is in flight when the process is about to end is most likely accepted in a moment; what is not waited for is delivered
+    /// again.
+    fn await_reports(&mut self) {
+        let end = Instant::now() + LAST_REPORTS;
+        while self.courses.values().any(Course::is_in_flight) && Instant::now() < end {
+            let left = end.saturating_duration_since(Instant::now());
+            latch::rest(left, self.io.as_ref().map(Io::readable));
+            self.take_reports();
+        }
+    }
+
     fn take_settings(&mut self) {
         for course in self.courses.values_mut() {
             course.set_policy();
@@ -222,14 +252,14 @@ impl Dispatcher {
                 networks.for_each(|course| open(io, course));
             }
         }
-        self.stale = true;
+        self.look_at_all();
     }
 
     fn take_reports(&mut self) {
         let Some(io) = &self.io else { return };
         let reports = io.reports();
         if !reports.is_empty() && std::mem::take(&mut self.changing) {
-            self.stale = true;
+            self.look_at_all();
         }
         for report in reports {
             let Some(course) = self.courses.get_mut(&report.sink) else {

@@ -11,7 +11,7 @@ use super::{Dispatcher, End, Seen, UNWOKEN_POLL};
 use crate::dispatch::{Floors, Time};
 use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
-use crate::pg::{background, catalog, lock, security, shmem, transaction};
+use crate::pg::{background, catalog, lock, shmem, transaction};
 use crate::settings;
 use crate::store::{rebase, sinks, streams};
 
@@ -53,6 +53,12 @@ impl Dispatcher {
         self.report("dispatching");
         // Read before anything is looked at: what is committed from here on is found by the next look.
         let xid = catalog::next_xid();
+        let changes = shmem::changes();
+        let thorough = self.thorough
+            || changes.is_none()
+            || changes != self.known_changes
+            || Instant::now() >= self.next_thorough
+            || self.waiting.values().any(|waiting| waiting.again <= at);
         let end = transaction::run(|| {
             let Some(extension) = catalog::extension() else {
                 return Some(End::NoExtension);
@@ -66,24 +72,29 @@ impl Dispatcher {
             }
             if lock::restore_goes_on() {
                 self.let_all_go();
+                self.look_at_all();
                 self.check_cursors = true;
                 self.held = true;
                 return None;
             }
             background::relax_commit();
-            security::as_extension(|| {
-                connected(|spi| {
-                    if look {
-                        self.look(spi, xid);
-                        self.looked_at_xid = xid;
-                        self.stale = false;
-                        self.next_look = Instant::now() + self.poll_interval();
+            connected(|spi| {
+                if look {
+                    if thorough {
+                        self.look_at_sinks(spi);
+                        self.thorough = false;
+                        self.known_changes = changes;
+                        self.next_thorough = Instant::now() + self.poll_interval();
                     }
-                    let (seen, floors) = (&self.seen, &mut self.floors);
-                    for course in self.courses.values_mut() {
-                        work(spi, course, seen, floors, at);
-                    }
-                });
+                    self.look_at_streams(spi, xid);
+                    self.looked_at_xid = xid;
+                    self.stale = false;
+                    self.next_look = Instant::now() + self.poll_interval();
+                }
+                let (seen, floors) = (&self.seen, &mut self.floors);
+                for course in self.courses.values_mut() {
+                    work(spi, course, seen, floors, at);
+                }
             });
             (self.only.is_some() && self.courses.is_empty() && self.waiting.is_empty())
                 .then_some(End::NotNeeded)
@@ -105,9 +116,7 @@ impl Dispatcher {
             let worked = transaction::run(|| {
                 let held = catalog::extension().is_some_and(lock::hold_extension);
                 if held {
-                    security::as_extension(|| {
-                        connected(|spi| work(spi, &mut course, seen, floors, at))
-                    });
+                    connected(|spi| work(spi, &mut course, seen, floors, at));
                 }
             });
             match worked {
@@ -123,7 +132,7 @@ impl Dispatcher {
         self.committed();
         if !failed {
             // The look itself failed: again, but not at full speed.
-            self.stale = true;
+            self.look_at_all();
             self.held = true;
         }
     }
@@ -138,13 +147,13 @@ impl Dispatcher {
         for id in lost {
             if let Some(course) = self.courses.remove(&id) {
                 self.let_go(&course);
-                self.stale = true;
+                self.look_at_all();
             }
         }
     }
 
-    /// Sees which sinks there are and how they changed, and how far each stream has come. `next_xid` was read before.
-    pub(super) fn look(&mut self, spi: &Spi, next_xid: u64) {
+    /// Sees which sinks and streams there are, and how they changed.
+    fn look_at_sinks(&mut self, spi: &Spi) {
         if rebase::if_moved(spi, std::mem::take(&mut self.check_cursors)) {
             self.let_all_go();
         }
@@ -153,21 +162,31 @@ impl Dispatcher {
             versions.retain(|version| version.id == *only);
         }
         self.reconcile(spi, &versions);
+        self.streams = streams::all(spi);
+        for course in self.courses.values_mut() {
+            course.redelivery.look_again();
+        }
+    }
+
+    /// Sees how far each stream has come. `next_xid` was read before.
+    fn look_at_streams(&mut self, spi: &Spi, next_xid: u64) {
         self.seen.clear();
         self.unfinished = false;
-        for stream in streams::all(spi) {
+        for stream in &self.streams {
             let horizon = stream.look(spi, self.floors.entry(stream.oid).or_default());
             let snapshot = &horizon.snapshot;
             self.unfinished |= snapshot.xmax() < next_xid || !snapshot.running().is_empty();
             if self.only.is_none() {
-                self.maintenance.saw(&stream, &horizon);
+                self.maintenance.saw(stream, &horizon);
             }
-            self.seen
-                .insert(stream.name.clone(), Seen { stream, horizon });
+            let seen = Seen {
+                stream: stream.clone(),
+                horizon,
+            };
+            self.seen.insert(stream.name.clone(), seen);
         }
         for course in self.courses.values_mut() {
             course.has_more = true;
-            course.redelivery.look_again();
         }
     }
 
@@ -185,13 +204,11 @@ impl Dispatcher {
             if !catalog::extension().is_some_and(lock::hold_extension) {
                 return;
             }
-            security::as_extension(|| {
-                connected(|spi| {
-                    for course in self.courses.values_mut() {
-                        course.begin();
-                        course.save(spi);
-                    }
-                });
+            connected(|spi| {
+                for course in self.courses.values_mut() {
+                    course.begin();
+                    course.save(spi);
+                }
             });
         });
         if let Err(error) = saved {

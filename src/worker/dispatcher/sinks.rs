@@ -12,7 +12,7 @@ use super::{Dispatcher, LEASE_RETRY, Waiting};
 use crate::dispatch::Time;
 use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
-use crate::pg::{lock, security, transaction};
+use crate::pg::{lock, transaction};
 use crate::settings;
 use crate::sinks::Defaults;
 use crate::store::health::{self, Health};
@@ -127,7 +127,7 @@ impl Dispatcher {
     pub(super) fn fail(&mut self, course: Course, error: &PgError) {
         if error.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
             self.let_go(&course);
-            self.stale = true;
+            self.look_at_all();
         } else {
             self.drop_course(course, &error.summary());
         }
@@ -137,7 +137,7 @@ impl Dispatcher {
         let version = course.version().clone();
         self.let_go(&course);
         let aside = transaction::run(|| {
-            security::as_extension(|| connected(|spi| self.set_aside(spi, &version, problem)));
+            connected(|spi| self.set_aside(spi, &version, problem));
         });
         if let Err(error) = aside {
             transaction::log(
