@@ -579,9 +579,7 @@ fn a_change_that_is_not_committed_stops_nobody() {
     http_sink(&mut db, "one", &one, json!({}), "");
     http_sink(&mut db, "two", &two, json!({}), "");
     db.run(TAKE);
-    db.run(
-        r#"select outbox.create_sink('fn', 'function', config => '{"function": "take"}')"#,
-    );
+    db.run(r#"select outbox.create_sink('fn', 'function', config => '{"function": "take"}')"#);
     db.run("select outbox.emit('1')");
     one.wait_for(1);
     open.run("begin; select outbox.drop_sink('one'); select outbox.drop_sink('fn')");
