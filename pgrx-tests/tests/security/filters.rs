@@ -118,11 +118,11 @@ fn nothing_but_one_expression_is_taken() {
         op.run(&format!("select outbox.create_sink('shaped{index}', 'pull', filter => {filter}, transform => 'op.shape(outbox.event)')"));
     }
     db.run("select outbox.emit('a', '{\"n\": 1}')");
-    for index in 0..EXPRESSIONS.len() {
+    for (index, text) in EXPRESSIONS.iter().enumerate() {
         for kind in ["taken", "shaped"] {
             let topics: Vec<String> =
                 db.all(&format!("select topic from outbox.poll('{kind}{index}')"));
-            assert_eq!(topics, ["a"], "{}", EXPRESSIONS[index]);
+            assert_eq!(topics, ["a"], "{text}");
         }
     }
 }
