@@ -6,7 +6,7 @@ use std::str::FromStr;
 /// Where an event stands in the pair order of its stream. Ordered by `txid`, then `seq`.
 ///
 /// Written `<txid>:<seq>`; `<txid>.<seq>` is read as well, digit by digit, never as a float.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Position {
     /// The writing transaction, an `xid8`.
     pub(crate) txid: u64,

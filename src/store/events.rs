@@ -50,6 +50,8 @@ pub(crate) struct Page {
     pub(crate) end: Mark,
     /// How many rows that were.
     pub(crate) looked_at: usize,
+    /// The greatest position among them.
+    pub(crate) greatest: Position,
 }
 
 impl Page {
@@ -59,7 +61,23 @@ impl Page {
             found: Vec::new(),
             end,
             looked_at: 0,
+            greatest: Position::default(),
         }
+    }
+
+    /// A row was looked at.
+    pub(super) fn pass(&mut self, row: &Row, mark: Mark) {
+        self.looked_at += 1;
+        self.end = mark;
+        self.greatest = self.greatest.max(position_of(row));
+    }
+}
+
+/// The position of a row of [`COLUMNS`].
+fn position_of(row: &Row) -> Position {
+    Position {
+        txid: row.xid(0).unwrap_or(0),
+        seq: row.i64(1).unwrap_or(0),
     }
 }
 
@@ -138,8 +156,7 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
                 return ControlFlow::Break(());
             }
             let seq = row.i64(1).unwrap_or(0);
-            page.end = Mark { group: seq, seq };
-            page.looked_at += 1;
+            page.pass(row, Mark { group: seq, seq });
             if let Some(found) = take(row, page.end, want, record.as_ref()) {
                 bytes += row.raw_json_size(8) + row.raw_json_size(9);
                 page.found.push(found);
@@ -174,10 +191,7 @@ pub(crate) fn take(
         return None;
     }
     let event = Event {
-        position: Position {
-            txid: row.xid(0).unwrap_or(0),
-            seq: row.i64(1).unwrap_or(0),
-        },
+        position: position_of(row),
         id: spelled(false, 2).unwrap_or_default(),
         topic,
         source: row.text(4),

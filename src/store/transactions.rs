@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use super::events::{COLUMNS, Page, Want, take};
+use super::events::{COLUMNS, Found, Page, Want, take};
 use super::sinks::Grouping;
 use super::streams::Stream;
 use crate::dispatch::{Mark, Place};
@@ -12,6 +12,9 @@ use crate::pg::spi::{Arg, RecordType, Spi};
 
 /// Bytes after which even a transaction is cut into parts.
 const PART_BYTES: usize = 16 << 20;
+
+/// Rows in one stretch of a walk.
+const STRETCH: usize = 1_000;
 
 /// A transaction of a window.
 struct Transaction {
@@ -91,62 +94,38 @@ fn count(spi: &Spi, stream: &Stream, txid: u64, upto: i64) -> u32 {
 
 /// Reads whole transactions behind a place, up to `limit` rows. Only one that is larger than that by itself is cut.
 pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want: &Want) -> Page {
-    let mut page = Page {
-        found: Vec::new(),
-        end: place.mark,
-        looked_at: 0,
-    };
+    let mut page = Page::empty(place.mark);
     if place.mark == Mark::END {
         return page;
     }
     let next = transactions(spi, stream, place, limit);
     let through = next.len() < limit;
-    let sql = format!(
-        "select {COLUMNS} from {} e where e.txid = $2 and e.seq > $3 order by e.txid, e.seq limit $4",
-        stream.relation
-    );
-    let record = want.record.then(RecordType::event);
     let mut bytes = 0usize;
     for transaction in next {
         let resumed = place.mark.group == transaction.last && place.mark.seq < transaction.last;
         let behind = if resumed { place.mark.seq } else { 0 };
         let size = count(spi, stream, transaction.txid, i64::MAX);
-        let mut index = if resumed {
+        let done = if resumed {
             count(spi, stream, transaction.txid, behind)
         } else {
             0
         };
-        let left = usize::try_from(size - index).unwrap_or(usize::MAX);
+        let left = usize::try_from(size - done).unwrap_or(usize::MAX);
         if page.looked_at > 0 && (page.looked_at + left > limit || bytes > PART_BYTES) {
             return page;
         }
-        let args = [
-            Arg::Text(Some(&stream.name)),
-            Arg::Xid(transaction.txid),
-            Arg::I64(Some(behind)),
-            Arg::I64(Some(i64::try_from(limit).unwrap_or(i64::MAX))),
-        ];
-        let mut part_bytes = 0;
-        spi.read(&sql, &args).each(|row| {
-            if part_bytes > PART_BYTES {
-                return ControlFlow::Break(());
-            }
-            let mark = Mark {
-                group: transaction.last,
-                seq: row.i64(1).unwrap_or(0),
-            };
-            index += 1;
-            page.looked_at += 1;
-            page.end = mark;
-            if let Some(mut found) = take(row, mark, want, record.as_ref()) {
-                part_bytes += row.raw_json_size(8) + row.raw_json_size(9);
-                found.event.part = Some(Part { index, count: size });
-                page.found.push(found);
-            }
-            ControlFlow::Continue(())
-        });
-        bytes += part_bytes;
-        if index < size {
+        let mut part = rows(spi, stream, &transaction, behind, limit, want);
+        for (found, row) in part.page.found.iter_mut().zip(&part.rows) {
+            let index = done + row + 1;
+            found.event.part = Some(Part { index, count: size });
+        }
+        bytes += part.bytes;
+        let whole = part.page.looked_at == left;
+        page.looked_at += part.page.looked_at;
+        page.found.append(&mut part.page.found);
+        page.end = part.page.end;
+        page.greatest = page.greatest.max(part.page.greatest);
+        if !whole {
             return page;
         }
     }
@@ -154,4 +133,81 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
         page.end = Mark::END;
     }
     page
+}
+
+/// Events of one transaction.
+struct Rows {
+    page: Page,
+    /// For each event that was found, which of the rows looked at it was, from 0.
+    rows: Vec<u32>,
+    bytes: usize,
+}
+
+/// Reads on in a transaction, up to `limit` rows.
+fn rows(
+    spi: &Spi,
+    stream: &Stream,
+    transaction: &Transaction,
+    behind: i64,
+    limit: usize,
+    want: &Want,
+) -> Rows {
+    let sql = format!(
+        "select {COLUMNS} from {} e where e.txid = $2 and e.seq > $3 order by e.txid, e.seq limit $4",
+        stream.relation
+    );
+    let args = [
+        Arg::Text(Some(&stream.name)),
+        Arg::Xid(transaction.txid),
+        Arg::I64(Some(behind)),
+        Arg::I64(Some(i64::try_from(limit).unwrap_or(i64::MAX))),
+    ];
+    let mark = |seq| Mark {
+        group: transaction.last,
+        seq,
+    };
+    let record = want.record.then(RecordType::event);
+    let mut read = Rows {
+        page: Page::empty(mark(behind)),
+        rows: Vec::new(),
+        bytes: 0,
+    };
+    spi.read(&sql, &args).each(|row| {
+        if read.bytes > PART_BYTES {
+            return ControlFlow::Break(());
+        }
+        let mark = mark(row.i64(1).unwrap_or(0));
+        if let Some(found) = take(row, mark, want, record.as_ref()) {
+            read.bytes += row.raw_json_size(8) + row.raw_json_size(9);
+            read.rows
+                .push(u32::try_from(read.page.looked_at).unwrap_or(u32::MAX));
+            read.page.found.push(found);
+        }
+        read.page.pass(row, mark);
+        ControlFlow::Continue(())
+    });
+    read
+}
+
+/// Walks over the wanted events of one transaction up to a seq, a stretch at a time.
+pub(crate) fn walk(
+    spi: &Spi,
+    stream: &Stream,
+    txid: u64,
+    upto: i64,
+    want: &Want,
+    mut visit: impl FnMut(Vec<Found>),
+) {
+    let transaction = Transaction { txid, last: upto };
+    let mut behind = 0;
+    loop {
+        let mut page = rows(spi, stream, &transaction, behind, STRETCH, want).page;
+        let looked_at = page.looked_at;
+        behind = page.end.seq;
+        page.found.retain(|found| found.mark.seq <= upto);
+        visit(page.found);
+        if looked_at == 0 || behind >= upto {
+            return;
+        }
+    }
 }

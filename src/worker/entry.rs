@@ -48,13 +48,6 @@ impl Entry {
         self.events.first().map_or(0, |event| event.position.seq)
     }
 
-    /// Whether an event belongs to the same transaction.
-    pub(crate) fn is_of_transaction(&self, txid: u64) -> bool {
-        self.events
-            .first()
-            .is_some_and(|event| event.position.txid == txid)
-    }
-
     /// Where a cursor stands that has passed this.
     pub(crate) fn place(&self) -> Place {
         Place {

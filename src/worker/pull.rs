@@ -3,7 +3,7 @@
 //! A batch that is handed out is written into the cursor, so that it can be acknowledged later, and by another session if need be.
 //! The lease keeps a second consumer away as long as the first has not acknowledged, or its session has not ended.
 
-use super::reader::{ROWS_A_PASS, Reader};
+use super::reader::{ROWS_A_PASS, Reader, is_within};
 use crate::dispatch::{Floors, Mark, Place};
 use crate::envelope::Position;
 use crate::pg::call::TupleStore;
@@ -80,7 +80,8 @@ pub(crate) fn poll(
         }
     }
     if skipped {
-        let pair = cursors::pair_of(&reader.place, Some(cursor.pair));
+        let greatest = cursor.pair.max(reader.greatest);
+        let pair = cursors::pair_of(&reader.place, Some(greatest));
         cursors::save(spi, sink, None, &reader.place, pair, 0);
     }
     lock::give_lease_back_at_commit(sink.number);
@@ -178,15 +179,20 @@ fn choose(
             };
         }
         let is_full = events.len() >= limit || reader.place.mark == Mark::END;
-        let is_enough = rows >= ROWS_A_PASS || sink.grouping == Grouping::Transaction;
-        if is_full || (is_enough && !events.is_empty()) {
+        let is_whole = sink.grouping == Grouping::Transaction && !is_within(reader.place.mark);
+        if is_full || ((rows >= ROWS_A_PASS || is_whole) && !events.is_empty()) {
             break;
         }
     }
-    Ok(Chosen {
-        events,
-        end: reader.place.mark,
-    })
+    let mut end = reader.place.mark;
+    if events.len() > limit {
+        // The rest of a transaction was followed by others: they come next time.
+        let txid = |index: usize| events[index].event.position.txid;
+        let boundary = (1..=limit).rev().find(|&n| txid(n - 1) != txid(n));
+        events.truncate(boundary.unwrap_or(limit));
+        end = events.last().map_or(end, |last| last.mark);
+    }
+    Ok(Chosen { events, end })
 }
 
 fn copy_records(spi: &Spi, events: Vec<Found>, store: &TupleStore) {
@@ -253,8 +259,8 @@ pub(crate) fn ack(
         ..cursor.place
     };
     let pair = cursors::pair_of(&place, Some(last.max(cursor.pair)));
-    let moved =
-        cursors::save(spi, sink, None, &place, pair, events.cast_unsigned()) == cursors::Save::Moved;
+    let moved = cursors::save(spi, sink, None, &place, pair, events.cast_unsigned())
+        == cursors::Save::Moved;
     lock::give_lease_back_at_commit(sink.number);
     Ok(moved)
 }

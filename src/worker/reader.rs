@@ -3,6 +3,7 @@
 use super::entry::Entry;
 use super::shaping::{Shaped, Shaping};
 use crate::dispatch::{Floors, Mark, Pattern, Place};
+use crate::envelope::{Part, Position};
 use crate::pg::spi::Spi;
 use crate::store::events::{self, Want};
 use crate::store::sinks::{Grouping, SinkRow};
@@ -17,11 +18,22 @@ pub(super) const ROWS_A_PASS: usize = 20_000;
 pub(crate) struct Reader {
     pub(crate) stream: Stream,
     pub(crate) place: Place,
+    /// The greatest position that was looked at.
+    pub(crate) greatest: Position,
     want: Want,
     shaping: Option<Shaping>,
     grouping: Grouping,
     /// The most events in one entry.
     batch_size: usize,
+    numbered: Option<Numbered>,
+}
+
+/// How far the events of a transaction that is larger than one entry have been numbered.
+#[derive(Debug, Clone, Copy)]
+struct Numbered {
+    upto: Mark,
+    index: u32,
+    count: u32,
 }
 
 /// What a pass brought.
@@ -57,10 +69,12 @@ impl Reader {
         Ok(Self {
             stream,
             place,
+            greatest: Position::default(),
             want,
             shaping,
             grouping: sink.grouping,
             batch_size,
+            numbered: None,
         })
     }
 
@@ -81,18 +95,30 @@ impl Reader {
             moved: false,
             more: true,
         };
+        let mut group = Group::after(self.place.mark, self.numbered.take());
         let (mut events, mut rows) = (0, 0);
-        while events < wanted && rows < ROWS_A_PASS {
-            let Some((shaped, looked_at)) = self.read_on(spi, horizon, floors, wanted - events)
-            else {
+        while (events < wanted || !group.events.is_empty()) && rows < ROWS_A_PASS {
+            let left = wanted.saturating_sub(events).max(1);
+            let Some((shaped, looked_at)) = self.read_on(spi, horizon, floors, left) else {
                 reading.more = false;
                 break;
             };
             reading.moved |= looked_at > 0;
             rows += looked_at;
             events += shaped.len();
-            self.pack(shaped, &mut reading.entries);
+            match self.grouping {
+                Grouping::Event => {
+                    let entry = |(found, problem)| Entry::new(found, &self.place.window, problem);
+                    reading.entries.extend(shaped.into_iter().map(entry));
+                }
+                Grouping::Transaction => {
+                    self.pack(spi, shaped, &mut group, &mut reading.entries);
+                }
+            }
         }
+        // One with more events that nobody wants than a pass looks at.
+        self.close(spi, &mut group, false, &mut reading.entries);
+        self.numbered = group.numbered(self.place.mark);
         reading
     }
 
@@ -120,6 +146,7 @@ impl Reader {
             ),
         };
         self.place.mark = page.end;
+        self.greatest = self.greatest.max(page.greatest);
         let shaped = match &self.shaping {
             Some(shaping) => shaping.apply(page.found),
             None => page.found.into_iter().map(|found| (found, None)).collect(),
@@ -132,17 +159,126 @@ impl Reader {
         self.shaping.is_none() && self.want.takes_all() && self.grouping == Grouping::Event
     }
 
-    fn pack(&self, shaped: Vec<Shaped>, entries: &mut Vec<Entry>) {
-        for (found, problem) in shaped {
-            if self.grouping == Grouping::Transaction
-                && let Some(last) = entries.last_mut()
-                && last.is_of_transaction(found.event.position.txid)
-                && last.events.len() < self.batch_size
-            {
-                last.add(found, problem);
-            } else {
-                entries.push(Entry::new(found, &self.place.window, problem));
+    /// Whether the sink leaves events out.
+    fn chooses(&self) -> bool {
+        self.shaping.is_some() || !self.want.takes_all()
+    }
+
+    /// Puts events together by transaction. One that fits into an entry is not closed before it is complete.
+    fn pack(&self, spi: &Spi, shaped: Vec<Shaped>, group: &mut Group, entries: &mut Vec<Entry>) {
+        for one in shaped {
+            if one.0.mark.group != group.last {
+                self.close(spi, group, true, entries);
+                group.begin(one.0.mark.group);
+            } else if group.events.len() >= self.batch_size {
+                self.close(spi, group, false, entries);
             }
+            group.events.push(one);
         }
+        if !is_within(self.place.mark) {
+            self.close(spi, group, true, entries);
+        } else if group.events.len() >= self.batch_size {
+            self.close(spi, group, false, entries);
+        }
+    }
+
+    /// Makes an entry of a group; `complete` if no more of its transaction is to come.
+    fn close(&self, spi: &Spi, group: &mut Group, complete: bool, entries: &mut Vec<Entry>) {
+        if self.chooses() {
+            self.number(spi, group, complete);
+        }
+        let mut events = std::mem::take(&mut group.events).into_iter();
+        if let Some((found, problem)) = events.next() {
+            let mut entry = Entry::new(found, &self.place.window, problem);
+            for (found, problem) in events {
+                entry.add(found, problem);
+            }
+            entries.push(entry);
+        }
+    }
+
+    /// What the store has numbered is the transaction as it was written; where a sink gets a part of that, its own events count.
+    fn number(&self, spi: &Spi, group: &mut Group, complete: bool) {
+        let Some(txid) = group
+            .events
+            .first()
+            .map(|(found, _)| found.event.position.txid)
+        else {
+            return;
+        };
+        let count = |upto| {
+            let mut count = 0;
+            transactions::walk(spi, &self.stream, txid, upto, &self.want, |found| {
+                let shaped = match &self.shaping {
+                    Some(shaping) => shaping.apply(found).len(),
+                    None => found.len(),
+                };
+                count += u32::try_from(shaped).unwrap_or(u32::MAX);
+            });
+            count
+        };
+        let before = group.index.unwrap_or_else(|| count(group.behind));
+        let upto = before.saturating_add(u32::try_from(group.events.len()).unwrap_or(u32::MAX));
+        let whole = if complete {
+            upto
+        } else {
+            group.count.unwrap_or_else(|| count(group.last))
+        };
+        for ((found, _), index) in group.events.iter_mut().zip(before + 1..) {
+            found.event.part = Some(Part {
+                index,
+                count: whole,
+            });
+        }
+        group.index = Some(upto);
+        group.count = Some(whole);
+    }
+}
+
+/// Whether a mark lies within a transaction.
+pub(super) fn is_within(mark: Mark) -> bool {
+    mark.seq < mark.group
+}
+
+/// Events of one transaction that go into one entry, as far as they have been read.
+struct Group {
+    events: Vec<Shaped>,
+    /// The last seq of the transaction; of none, 0.
+    last: i64,
+    /// Events up to this seq are not in this pass.
+    behind: i64,
+    /// How many events of it, and of those that the sink gets, come before this group; as far as that is known.
+    index: Option<u32>,
+    /// How many of it the sink gets, if that is known.
+    count: Option<u32>,
+}
+
+impl Group {
+    /// What goes on behind a mark.
+    fn after(mark: Mark, numbered: Option<Numbered>) -> Self {
+        let numbered = numbered.filter(|numbered| numbered.upto == mark);
+        Self {
+            events: Vec::new(),
+            last: if is_within(mark) { mark.group } else { 0 },
+            behind: mark.seq,
+            index: numbered.map(|numbered| numbered.index),
+            count: numbered.map(|numbered| numbered.count),
+        }
+    }
+
+    /// The next transaction.
+    fn begin(&mut self, last: i64) {
+        self.last = last;
+        self.index = Some(0);
+        self.count = None;
+    }
+
+    /// What the next pass needs to know if it goes on at this mark.
+    fn numbered(&self, upto: Mark) -> Option<Numbered> {
+        (self.last == upto.group).then_some(Numbered {
+            upto,
+            index: self.index?,
+            count: self.count?,
+        })
     }
 }

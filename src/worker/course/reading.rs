@@ -63,6 +63,7 @@ impl Course {
     pub(super) fn settle_behind_reader(&mut self) {
         if self.engine.is_empty() {
             self.settled = self.reader.place.clone();
+            self.greatest = self.greatest.max(self.reader.greatest);
             if !self.has_more {
                 self.ahead.clear();
             }
