@@ -1,5 +1,30 @@
 -- What waits, and why.
 
+-- Who a sink may wait for, told once for all of them.
+create function outbox.holders(
+        out dispatcher int, out restorer int, out xid xid8, out pid int, out gid text, out activity text, out since timestamptz)
+    language sql stable security definer set search_path = pg_catalog, outbox, pg_temp
+begin atomic
+    with marks as materialized (
+        select l.objid, l.pid from pg_locks l
+         where l.locktype = 'advisory' and l.objsubid = 3 and l.classid = 1869968482 and l.objid in (0, 4294967295) and l.granted
+           and l.database = (select d.oid from pg_database d where d.datname = current_database())
+    ), unfinished as (
+        select a.backend_xid::text::xid8 as xid, a.pid, null as gid, a.state as activity, a.xact_start as since
+          from pg_stat_activity a
+         where a.datname = current_database() and a.backend_xid is not null and a.pid <> pg_backend_pid()
+           and a.backend_type <> 'pg_outbox dispatcher'
+        union all
+        select p.transaction::text::xid8, null, p.gid, 'prepared', p.prepared from pg_prepared_xacts p where p.database = current_database()
+         order by since limit 1
+    )
+    select (select m.pid from marks m where m.objid = 0), (select m.pid from marks m where m.objid > 0 limit 1),
+           u.xid, u.pid, u.gid, u.activity, u.since
+      from (values (1)) one left join unfinished u on true;
+end;
+comment on function outbox.holders() is
+    'the dispatcher of this database, the session that restores a dump into it, and the oldest transaction that may still bring events';
+
 -- One row per sink. The counts look at no more than a thousand events each, whatever the stream holds; beyond that the distance in
 -- numbers stands for the count.
 create function outbox.sink_status() returns table (
@@ -9,46 +34,40 @@ create function outbox.sink_status() returns table (
     language plpgsql stable security definer
     set search_path = pg_catalog, outbox, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 declare
+    holders record := outbox.holders();
+    at_end constant bigint := 9223372036854775807;
     s record;
     undelivered record;
     last_seq bigint;
-    holder record;
+    again text;
 begin
     for s in
-        select k.id, k.kind, k.stream, k.enabled, k.number, st.relation, st.sequence, st.pruned_seq, c.done, c.upto, c.at_seq,
-               c.at_group, c.floor, c.next_floor, c.delivered, c.delivered_at, h.state as health, h.attempts, h.last_error, h.next_attempt_at,
-               k."grouping",
-               (select l.pid from pg_locks l
-                 where l.locktype = 'advisory' and l.objsubid = 3 and l.classid = 1869968482::oid and l.objid = k.number::bigint::oid
-                   and l.database = (select d.oid from pg_database d where d.datname = current_database()) and l.granted limit 1) as pid
+        with leases as materialized (
+            select l.objid::bigint as number, l.pid from pg_locks l
+             where l.locktype = 'advisory' and l.objsubid = 3 and l.classid = 1869968482 and l.granted
+               and l.database = (select d.oid from pg_database d where d.datname = current_database())
+        )
+        select k.id, k.kind, k.stream, k.enabled, k."grouping", st.relation, st.sequence, st.pruned_seq, c.done,
+               coalesce(c.upto, '3:3:') as upto, coalesce(c.at_seq, at_end) as at_seq, c.at_group, coalesce(c.floor, 0) as floor,
+               coalesce(c.ceiling, 0) as ceiling, c.delivered, c.delivered_at, h.state as health, h.attempts, h.last_error,
+               h.next_attempt_at, l.pid
           from outbox.sinks k
           join outbox.streams st on st.name = k.stream
           left join outbox.cursors c on c.name = 'sink:' || k.id
           left join outbox.sink_health h on h.sink = k.id
+          left join leases l on l.number = k.number
          order by k.id
     loop
-        -- What it has not had: behind where it stands, and the exact transactions that were running then.
-        execute format($sql$
-            select count(*) as events, min(u."time") as oldest, max(u.seq) as upto_seq from (
-                (select e."time", e.seq from %1$s e
-                  where e.seq > greatest($1, $2) and not pg_visible_in_snapshot(e.txid, $3)
-                    and not (pg_visible_in_snapshot(e.txid, $4) and e.seq <= $5)
-                  order by e.seq limit 1001)
-                union
-                (select x."time", x.seq from unnest($6) as l (late), lateral (
-                    select e."time", e.seq from %1$s e
-                     where e.txid = l.late and not (pg_visible_in_snapshot(e.txid, $4) and e.seq <= $5)
-                     order by e.txid, e.seq limit 1001) x)) u$sql$, s.relation)
-          into undelivered
-         using s.pruned_seq, greatest(s.floor, least(s.at_seq, s.next_floor)), s.done, s.upto, s.at_seq,
-               array(select pg_snapshot_xip(s.done) union select pg_snapshot_xip(s.upto));
+        execute outbox.undelivered_sql(s.relation, s.at_seq < at_end, s."grouping" = 'transaction', s.upto)
+           into undelivered
+          using greatest(s.floor, s.pruned_seq), s.ceiling, s.at_group, s.at_seq, s.done, s.upto;
         execute format('select case when is_called then last_value else 0 end from %s', s.sequence) into last_seq;
 
         sink := s.id;
         kind := s.kind;
         stream := s.stream;
         lag_events := case when undelivered.events > 1000
-                           then greatest(undelivered.events, last_seq - greatest(s.floor, least(s.at_seq, s.next_floor)))
+                           then greatest(undelivered.events, last_seq - case when s.at_seq < at_end then s.at_seq else s.ceiling end)
                            else undelivered.events end;
         lag_seconds := greatest(0, extract(epoch from clock_timestamp() - undelivered.oldest));
         delivered := coalesce(s.delivered, 0);
@@ -65,33 +84,64 @@ begin
             when s.pid is null then 'stopped'
             when undelivered.events = 0 then 'idle'
             else 'flowing' end;
-
-        -- The oldest transaction that could still bring it events, and who runs it.
-        select a.pid, a.backend_xid::text as xid, a.state as activity, a.xact_start, null::text as gid into holder
-          from pg_stat_activity a
-         where a.datname = current_database() and a.backend_xid is not null and a.pid <> pg_backend_pid()
-         order by a.xact_start limit 1;
-        if holder is null then
-            select null::int as pid, p.transaction::text as xid, 'prepared' as activity, p.prepared as xact_start, p.gid into holder
-              from pg_prepared_xacts p where p.database = current_database() order by p.prepared limit 1;
-        end if;
+        again := coalesce(', until ' || to_char(s.next_attempt_at, 'YYYY-MM-DD HH24:MI:SS OF'), '');
         waiting_for := case
             when state = 'paused' then 'outbox.resume_sink'
-            when state = 'stopped' and undelivered.events > 0 then 'a dispatcher: outbox.start, or shared_preload_libraries'
-            when state in ('retrying', 'down') then 'the destination' || coalesce(', until ' || to_char(s.next_attempt_at, 'YYYY-MM-DD HH24:MI:SS OF'), '')
-            when state = 'error' then 'outbox.alter_sink, or until ' || to_char(s.next_attempt_at, 'YYYY-MM-DD HH24:MI:SS OF')
+            when pg_is_in_recovery() then 'the primary, or the promotion of this standby'
+            when holders.restorer is not null then
+                format('the end of the session with pid %s, which restores a dump', holders.restorer)
             when s.kind = 'pull' and undelivered.events > 0 then
                 case when s.pid is null then 'a consumer' else 'outbox.ack by the session with pid ' || s.pid end
-            when holder.gid is not null then
-                format('prepared transaction %L (%s) of %s', holder.gid, holder.xid, to_char(holder.xact_start, 'YYYY-MM-DD HH24:MI:SS OF'))
-            when holder.xid is not null then
-                format('transaction %s of pid %s, %s, open since %s', holder.xid, holder.pid, holder.activity,
-                       to_char(holder.xact_start, 'YYYY-MM-DD HH24:MI:SS OF'))
+            when s.kind <> 'pull' and s.pid is null and holders.dispatcher is null and (undelivered.events > 0 or state <> 'stopped') then
+                'a dispatcher: outbox.start, or shared_preload_libraries'
+            when state in ('retrying', 'down') then 'the destination' || again
+            when state = 'error' then 'outbox.alter_sink' || replace(again, ', until', ', or until')
+            when state = 'flowing' then case when s.kind = 'function' then 'its function' else 'the destination' end
+            when holders.gid is not null then
+                format('prepared transaction %L (%s) of %s', holders.gid, holders.xid, to_char(holders.since, 'YYYY-MM-DD HH24:MI:SS OF'))
+            when holders.xid is not null then
+                format('transaction %s of pid %s, %s, open since %s', holders.xid, holders.pid, holders.activity,
+                       to_char(holders.since, 'YYYY-MM-DD HH24:MI:SS OF'))
             end;
         return next;
     end loop;
 end $$;
 comment on function outbox.sink_status() is 'the rows of the view outbox.status';
+
+-- The statement that counts what a sink has not had, up to a thousand and one of each sort, and finds the oldest of it. Of a window
+-- that is not through, what is left: by seq, and the transactions that were running when the window before it ended, by their ids.
+-- And what is newer than the window: what has an id that it could not see, or did not see yet. Parameters: $1 floor, $2 ceiling,
+-- $3 at_group, $4 at_seq, $5 done, $6 upto, as in outbox.cursors.
+create function outbox.undelivered_sql(relation regclass, in_window boolean, by_transaction boolean, upto pg_snapshot) returns text
+    language sql stable set search_path = pg_catalog, pg_temp
+    return 'select count(*) as events, min(u."time") as oldest from (' || replace(concat_ws(' union all ',
+        case when in_window and not by_transaction then $sql$
+            (select e."time" from %s e
+              where e.seq > greatest($1, $4) and e.seq <= $2 and e.txid >= pg_snapshot_xmax($5) and pg_visible_in_snapshot(e.txid, $6)
+              order by e.seq limit 1001)
+            union all
+            (select x."time" from pg_snapshot_xip($5) as l (xid), lateral
+                (select e."time" from %s e where e.txid = l.xid and e.seq > $4 order by e.txid, e.seq limit 1001) x
+              where pg_visible_in_snapshot(l.xid, $6))$sql$ end,
+        -- A transaction that is not through has its last event at or behind the mark.
+        case when in_window and by_transaction then $sql$
+            (select x."time" from (
+                (select e.txid from %s e
+                  where e.seq >= greatest($1 + 1, $3) and e.seq <= $2 and e.txid >= pg_snapshot_xmax($5) and pg_visible_in_snapshot(e.txid, $6)
+                  order by e.seq limit 1001)
+                union
+                select l.xid from pg_snapshot_xip($5) as l (xid) where pg_visible_in_snapshot(l.xid, $6)) t, lateral
+                (select e."time" from %s e
+                  where e.txid = t.txid and ((select max(n.seq) from %s n where n.txid = t.txid), e.seq) > ($3, $4)
+                  order by e.txid, e.seq limit 1001) x limit 1001)$sql$ end,
+        case when pg_snapshot_xmax(upto)::text::numeric > 3 then $sql$
+            (select e."time" from %s e where e.txid >= pg_snapshot_xmax($6) order by e.txid, e.seq limit 1001)
+            union all
+            (select x."time" from pg_snapshot_xip($6) as l (xid), lateral
+                (select e."time" from %s e where e.txid = l.xid order by e.txid, e.seq limit 1001) x)$sql$
+        -- It has seen nothing yet: by seq, behind what retention has removed.
+        else $sql$(select e."time" from %s e where e.seq > $1 order by e.seq limit 1001)$sql$ end
+        ), '%s', relation::text) || ') u';
 
 create view outbox.status as select * from outbox.sink_status();
 comment on view outbox.status is

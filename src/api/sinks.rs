@@ -426,10 +426,12 @@ fn starting_place(
                 txid: horizon.snapshot.oldest_unseen(),
                 seq: 0,
             };
-            Ok((
-                Place::at_start_of(Window::empty(horizon.snapshot, floor)).at_end(),
-                pair,
-            ))
+            // Nothing is in the window; that it ends here tells how far behind the sink will be.
+            let window = Window {
+                ceiling: horizon.last_seq,
+                ..Window::empty(horizon.snapshot, floor)
+            };
+            Ok((Place::at_start_of(window).at_end(), pair))
         }
         position => {
             let position = position.parse::<Position>().map_err(|error| {
