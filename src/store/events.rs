@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use pgrx::pg_sys;
 
 use super::streams::Stream;
-use crate::dispatch::{Mark, Pattern, Place};
+use crate::dispatch::{Mark, Pattern, Place, Window};
 use crate::envelope::{Event, Position};
 use crate::pg::spi::{Arg, Record, RecordType, Row, Spi};
 
@@ -135,6 +135,38 @@ pub(crate) fn with_window_args<R>(
         args.push(Arg::I64(Some(place.mark.seq)));
     }
     run(!late.is_empty(), &args)
+}
+
+/// The last event of a window in commit order; none if it holds none.
+pub(crate) fn last_of_window(spi: &Spi, stream: &Stream, window: &Window) -> Option<Position> {
+    let relation = &stream.relation;
+    let sql = format!(
+        "(select e.txid, e.seq from {relation} e
+           where e.seq > $1 and e.seq <= $2 and e.txid >= $3 and pg_visible_in_snapshot(e.txid, $4) order by e.seq desc limit 1)
+         union all
+         (select x.* from unnest($5) as l (late), lateral
+            (select e.txid, e.seq from {relation} e where e.txid = l.late order by e.txid desc, e.seq desc limit 1) x)
+         order by 2 desc limit 1"
+    );
+    let upto = window.upto.to_string();
+    let args = [
+        Arg::I64(Some(window.floor.max(stream.pruned_seq))),
+        Arg::I64(Some(window.ceiling)),
+        Arg::Xid(window.done.xmax()),
+        Arg::Snapshot(Some(&upto)),
+        Arg::Xids(&window.late()),
+    ];
+    spi.read(&sql, &args).first(position_of)
+}
+
+/// The last event that outbox.read could return now.
+pub(crate) fn last_readable(spi: &Spi, stream: &Stream) -> Option<Position> {
+    let sql = format!(
+        "select e.txid, e.seq from {} e
+          where e.txid < pg_snapshot_xmin(pg_current_snapshot()) order by e.txid desc, e.seq desc limit 1",
+        stream.relation
+    );
+    spi.read(&sql, &[]).first(position_of)
 }
 
 /// Reads up to `limit` rows of a window behind a place, and keeps those that are wanted.

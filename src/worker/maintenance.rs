@@ -1,20 +1,18 @@
-//! What a dispatcher does beside delivering: retention, and telling listeners that there are events.
+//! What a dispatcher does beside delivering, each in its own short transactions: retention, and telling listeners.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use pgrx::PgLogLevel;
 
+use super::announcements::Announcements;
 use crate::dispatch::Floors;
 use crate::pg::error::PgError;
-use crate::pg::spi::{Arg, Spi, connected};
+use crate::pg::spi::{Spi, connected};
 use crate::pg::{background, catalog, lock, transaction};
 use crate::settings;
-use crate::store::streams::{self, Horizon, Stream};
+use crate::store::streams::{self, Stream};
 use crate::store::{rebase, retention};
-
-/// At most one NOTIFY in this time: commits with a NOTIFY wait for each other.
-const NOTIFY_GAP: Duration = Duration::from_millis(20);
 
 pub(super) struct Maintenance {
     last_retention: Instant,
@@ -23,22 +21,12 @@ pub(super) struct Maintenance {
     /// The next transaction id when it last began, and whether it has found anything since.
     began_at_xid: u64,
     found: bool,
-    next_notify: Instant,
-    /// Streams whose end is not yet what was last announced.
-    to_announce: BTreeMap<u32, Stream>,
-    /// By the oid of the stream's table.
-    announced: BTreeMap<u32, Announced>,
+    pub(super) announcements: Announcements,
 }
 
 struct Pruning {
     stream: Stream,
     behind: i64,
-}
-
-#[derive(Default)]
-struct Announced {
-    position: Option<String>,
-    last_seq: i64,
 }
 
 impl Default for Maintenance {
@@ -49,40 +37,23 @@ impl Default for Maintenance {
             pruning: VecDeque::new(),
             began_at_xid: 0,
             found: true,
-            next_notify: now,
-            to_announce: BTreeMap::new(),
-            announced: BTreeMap::new(),
+            announcements: Announcements::default(),
         }
     }
 }
 
 impl Maintenance {
-    /// A look has found how far a stream has come.
-    pub(super) fn saw(&mut self, stream: &Stream, horizon: &Horizon) {
-        let announced = self
-            .announced
-            .entry(stream.oid)
-            .or_insert_with(|| Announced {
-                position: None,
-                last_seq: horizon.last_seq,
-            });
-        if horizon.last_seq != announced.last_seq {
-            self.to_announce.insert(stream.oid, stream.clone());
-        }
-    }
-
     /// When it wants to run.
     pub(super) fn due(&self) -> Duration {
         if !self.pruning.is_empty() {
             return Duration::ZERO;
         }
-        let now = Instant::now();
-        let retention = self.next_retention().saturating_duration_since(now);
-        if self.to_announce.is_empty() {
-            retention
-        } else {
-            retention.min(self.next_notify.saturating_duration_since(now))
-        }
+        let retention = self.next_retention();
+        let next = match self.announcements.due() {
+            Some(announcement) => retention.min(announcement),
+            None => retention,
+        };
+        next.saturating_duration_since(Instant::now())
     }
 
     fn next_retention(&self) -> Instant {
@@ -92,46 +63,13 @@ impl Maintenance {
     /// Runs what is due; in the dispatcher of the database, not in that of a single sink.
     pub(super) fn run(&mut self, floors: &mut BTreeMap<u32, Floors>) {
         let now = Instant::now();
-        if !self.to_announce.is_empty() && now >= self.next_notify {
-            self.next_notify = now + NOTIFY_GAP;
-            self.announce();
-        }
+        self.announcements.run(now, floors);
         if self.pruning.is_empty() && now >= self.next_retention() {
             self.last_retention = now;
             self.begin_retention();
         }
         if let Some(pruning) = self.pruning.pop_front() {
             self.prune(pruning, floors);
-        }
-    }
-
-    fn announce(&mut self) {
-        let streams = std::mem::take(&mut self.to_announce);
-        if !settings::notify() {
-            return;
-        }
-        let announced = in_transaction(|spi| {
-            for (oid, stream) in &streams {
-                let known = self.announced.entry(*oid).or_default();
-                let Some((position, seq)) = end_of(spi, &stream.relation) else {
-                    continue;
-                };
-                if known.position.as_ref() != Some(&position) {
-                    spi.write(
-                        "select pg_notify('outbox', $1)",
-                        &[Arg::Text(Some(&format!("{} {position}", stream.name)))],
-                    );
-                    known.position = Some(position);
-                }
-                known.last_seq = seq;
-            }
-        });
-        if let Err(error) = announced {
-            transaction::log(
-                PgLogLevel::WARNING,
-                "listeners could not be notified",
-                &error,
-            );
         }
     }
 
@@ -180,7 +118,7 @@ fn failed(error: &PgError) {
 }
 
 /// None if the extension is being dropped or is gone. What a crash undoes is done again.
-fn in_transaction<R>(body: impl FnOnce(&Spi) -> R) -> Result<Option<R>, PgError> {
+pub(super) fn in_transaction<R>(body: impl FnOnce(&Spi) -> R) -> Result<Option<R>, PgError> {
     transaction::run(|| {
         let held = catalog::extension().is_some_and(lock::hold_extension);
         held.then(|| {
@@ -188,15 +126,4 @@ fn in_transaction<R>(body: impl FnOnce(&Spi) -> R) -> Result<Option<R>, PgError>
             connected(body)
         })
     })
-}
-
-/// The last position that outbox.read could return, and how far the stream is numbered up to there.
-fn end_of(spi: &Spi, relation: &str) -> Option<(String, i64)> {
-    let sql = format!(
-        "select e.txid::text || ':' || e.seq::text, e.seq from {relation} e
-          where e.txid < pg_snapshot_xmin(pg_current_snapshot()) order by e.txid desc, e.seq desc limit 1"
-    );
-    spi.read(&sql, &[])
-        .first(|row| row.text(0).zip(row.i64(1)))
-        .flatten()
 }

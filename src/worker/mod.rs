@@ -4,6 +4,7 @@
 //! events, saves cursors and writes dead letters, in short transactions. The I/O thread runs the sinks' network clients. No
 //! transaction is open while a delivery is in flight.
 
+mod announcements;
 mod course;
 mod dispatcher;
 mod entry;

@@ -177,7 +177,7 @@ impl Dispatcher {
             let snapshot = &horizon.snapshot;
             self.unfinished |= snapshot.xmax() < next_xid || !snapshot.running().is_empty();
             if self.only.is_none() {
-                self.maintenance.saw(stream, &horizon);
+                self.maintenance.announcements.saw(stream, &horizon);
             }
             let seen = Seen {
                 stream: stream.clone(),
