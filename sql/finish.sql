@@ -20,7 +20,8 @@ select pg_catalog.pg_extension_config_dump('outbox.sinks', '');
 select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.sinks', 'number'), '');
 select pg_catalog.pg_extension_config_dump('outbox.sink_health', '');
 select pg_catalog.pg_extension_config_dump('outbox.dead_letters', '');
-select pg_catalog.pg_extension_config_dump('outbox.sink_grants', '');
+-- A role that is gone would be written as a number, and that may be somebody else's where the dump is restored.
+select pg_catalog.pg_extension_config_dump('outbox.sink_grants', 'where role in (select oid from pg_catalog.pg_roles)');
 
 create function outbox.announce() returns void
     language c volatile as 'MODULE_PATHNAME', 'announce_wrapper';

@@ -384,6 +384,32 @@ fn who_keeps_secrets_sets_them_and_reads_none() {
     assert_eq!(db.one::<i64>("select count(*) from outbox.secrets"), 0);
 }
 
+#[test]
+fn what_a_session_has_kept_gives_its_next_role_nothing() {
+    let (_cluster, mut db) = with_roles(&["app", "half", "nobody"]);
+    db.run("select outbox.grant('app', 'emit'), outbox.grant('nobody', 'emit'), outbox.revoke('nobody', 'emit')");
+    // May call the function, and that alone.
+    db.run("grant usage on schema outbox to half; grant execute on function outbox.emit to half");
+    db.run("prepare emitting as select outbox.emit('a'); prepare inserting as insert into outbox.events (topic) values ('b')");
+    for _ in 0..8 {
+        db.run("execute emitting; execute inserting");
+    }
+    for role in ["half", "nobody"] {
+        db.run(&format!("set role {role}"));
+        denied(
+            &mut db,
+            &[
+                "execute emitting",
+                "execute inserting",
+                "select outbox.emit('a')",
+            ],
+        );
+        db.run("reset role");
+    }
+    db.run("set role app; execute emitting; execute inserting; reset role");
+    assert_eq!(db.one::<i64>("select count(*) from outbox.events"), 18);
+}
+
 /// A privilege as it is granted: read limited to a sink is one of its own.
 const PRIVILEGES: [(&str, &str); 5] = [
     ("emit", "'emit'"),
@@ -504,6 +530,29 @@ fn later_streams_are_open_to_those_who_may_emit() {
         &["insert into outbox.billing (topic) values ('x')"],
     );
     db.run("select outbox.drop_stream('billing')");
+}
+
+#[test]
+fn a_dump_takes_privileges_along() {
+    let (cluster, mut db) = with_roles(&[
+        "writer", "consumer", "limited", "operator", "keeper", "gone",
+    ]);
+    db.run("select outbox.create_sink('pulled', 'pull'), outbox.create_stream('billing')");
+    db.run(
+        "select outbox.grant('writer', 'emit'), outbox.grant('consumer', 'read'), outbox.grant('operator', 'operate'),
+                outbox.grant('keeper', 'secrets'), outbox.grant('limited', 'read', '{pulled}'), outbox.grant('gone', 'read', '{pulled}')",
+    );
+    db.run("drop owned by gone; drop role gone");
+    cluster.restore("restored", &cluster.dump("app"));
+    let mut restored = cluster.connect_to("restored");
+    for role in ["writer", "consumer", "limited", "operator", "keeper"] {
+        let mut able = abilities(&mut restored, role);
+        // pg_dump leaves out what becomes of the row type of a table.
+        able.remove("usage on type outbox.billing");
+        assert_eq!(able, abilities(&mut db, role), "{role}");
+    }
+    let grants: Vec<String> = restored.all("select role || ' ' || sink from outbox.sink_grants");
+    assert_eq!(grants, ["limited pulled"]);
 }
 
 #[test]

@@ -47,6 +47,16 @@ fn until(mut is_so: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// The code of a sink must not run the process that it runs in.
+fn check_outside_of_sinks(function: &str) -> Result<(), Complaint> {
+    if !security::is_restricted() {
+        return Ok(());
+    }
+    let code = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+    let message = format!("outbox.{function} cannot run within the code of a sink");
+    Err(Complaint::new(code, message))
+}
+
 /// Why no dispatcher may run here, if so.
 fn check_allowed() -> Result<(), Complaint> {
     let refused = |why: &str, hint: &str| {
@@ -76,6 +86,7 @@ fn check_allowed() -> Result<(), Complaint> {
 
 #[pg_extern(sql = false)]
 fn start() -> bool {
+    check_outside_of_sinks("start").or_raise();
     check_allowed().or_raise();
     let database = catalog::current_database();
     shmem::set_stopped(database, false);
@@ -112,6 +123,7 @@ fn start() -> bool {
 
 #[pg_extern(sql = false)]
 fn stop() -> bool {
+    check_outside_of_sinks("stop").or_raise();
     let database = catalog::current_database();
     shmem::set_stopped(database, true);
     let running = dispatchers();
@@ -136,13 +148,7 @@ fn stop() -> bool {
 
 #[pg_extern(sql = false)]
 fn tick(call: pg_sys::FunctionCallInfo) {
-    if security::is_restricted() {
-        Complaint::new(
-            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            "outbox.tick cannot run within the code of a sink",
-        )
-        .raise();
-    }
+    check_outside_of_sinks("tick").or_raise();
     let wanted = Arguments::of(call).text(0);
     // A function sink has what is deferred checked before its function returns. What the caller has deferred so far is checked
     // here, with the caller's own rights: a trigger must never run with those of the extension, or of a sink's owner.

@@ -47,6 +47,8 @@ const ATTEMPTS: &[(&str, &str, &[&str])] = &[
     ("ends_this", "perform pg_terminate_backend(pg_backend_pid())", DENIED),
     ("cancels_this", "perform pg_cancel_backend(pg_backend_pid())", DENIED),
     ("ticks", "perform outbox.tick()", &["55000"]),
+    ("starts", "perform outbox.start()", &["55000"]),
+    ("stops", "perform outbox.stop()", &["55000"]),
     ("is_cancelled", "raise exception 'no' using errcode = '57014'", &["57014"]),
     ("asserts", "assert false", &["P0004"]),
     // A trigger that would run at the commit, with whose rights it happens to find.
