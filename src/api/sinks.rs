@@ -380,7 +380,7 @@ fn check_filter(filter: &str, owner: pg_sys::Oid) -> Result<(), Complaint> {
     let sql = shaping::filter_sql(filter);
     let refused = |problem: String| {
         Complaint::bad_argument("the filter is not an SQL boolean expression over the columns of an event")
-            .detail(problem)
+            .detail(problem.replace(char::is_control, " "))
             .hint("For example: topic like 'order.%' and (payload ->> 'total')::numeric > 100. Names outside pg_catalog need their schema.")
     };
     let planned = transaction::nested(|| {

@@ -8,24 +8,28 @@ use super::error::Complaint;
 
 /// Checks that a text is one SQL expression, and so stays one wherever it is put between brackets. Raises a syntax error.
 pub(crate) fn check(text: &str) -> Result<(), Complaint> {
-    // The line break ends a comment that the text may end with. Brackets that the text closes and opens again make more of this
-    // than a select of one thing from nowhere.
-    let sql = CString::new(format!("select (\n{text}\n)"))
+    // By itself, it cannot close a bracket that it has not opened; between brackets, it cannot be more than an expression. The line
+    // break ends a comment that the text may end with.
+    if is_one(&format!("select {text}"))? && is_one(&format!("select (\n{text}\n)"))? {
+        Ok(())
+    } else {
+        Err(Complaint::bad_argument("it is not one SQL expression"))
+    }
+}
+
+/// Whether a text is a single statement that selects one thing from nowhere.
+fn is_one(text: &str) -> Result<bool, Complaint> {
+    let sql = CString::new(text)
         .map_err(|_| Complaint::bad_argument("an expression holds a zero byte"))?;
     // SAFETY: the raw parser on a terminated string gives statements; the node is a SelectStmt where its tag says so.
-    let alone = unsafe {
+    Ok(unsafe {
         let statements = pg_sys::raw_parser(sql.as_ptr(), pg_sys::RawParseMode::RAW_PARSE_DEFAULT);
         only(statements).is_some_and(|statement| {
             let select = (*statement.cast::<pg_sys::RawStmt>()).stmt;
             (*select).type_ == pg_sys::NodeTag::T_SelectStmt
                 && is_bare(&*select.cast::<pg_sys::SelectStmt>())
         })
-    };
-    if alone {
-        Ok(())
-    } else {
-        Err(Complaint::bad_argument("it is not one SQL expression"))
-    }
+    })
 }
 
 /// The element of a list that has just one.
