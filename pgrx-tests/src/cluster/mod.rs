@@ -8,7 +8,7 @@ mod template;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, Command};
 
 use postgres::{Client, NoTls};
 pub use rustix::process::Signal;
@@ -331,6 +331,15 @@ impl Cluster {
     pub fn psql_command(&self, database: &str) -> String {
         let psql = crate::testbed::program(self.major, "psql");
         format!("{} {}", psql.display(), self.url(database))
+    }
+
+    /// A client program of the server's version, such as `pgbench`, that connects to [`DATABASE`] as superuser over the socket.
+    pub fn program(&self, name: &str) -> Command {
+        let mut program = client_program(self.major, name);
+        program.env("PGHOST", &self.folder);
+        program.env("PGPORT", self.port.to_string());
+        program.env("PGUSER", "postgres").env("PGDATABASE", DATABASE);
+        program
     }
 
     /// What `pg_dump` writes for that database.
