@@ -116,7 +116,10 @@ fn alter_sink(
     };
     // What code makes of events with its owner's rights goes where the config says.
     let leads_elsewhere = config.is_some() && (sink.filter.is_some() || sink.transform.is_some());
-    if (code.any() || leads_elsewhere) && !security::has_rights_of(caller, sink.owner) {
+    if code.any() && code.is_all_of(&sink) && !catalog::role_exists(sink.owner) {
+        // Nothing is left of what a role supplied that is gone.
+        sink.owner = caller;
+    } else if (code.any() || leads_elsewhere) && !security::has_rights_of(caller, sink.owner) {
         Complaint::denied(format!("the code of sink \"{id}\" belongs to another role"))
             .detail(
                 "Its function, filter and transform run with the rights of the role that made it, and go where its config says.",
@@ -167,6 +170,13 @@ struct Code {
 impl Code {
     fn any(self) -> bool {
         self.function || self.filter || self.transform
+    }
+
+    /// Whether a sink has no other.
+    fn is_all_of(self, sink: &SinkRow) -> bool {
+        (self.function || sink.kind != "function")
+            && (self.filter || sink.filter.is_none())
+            && (self.transform || sink.transform.is_none())
     }
 }
 

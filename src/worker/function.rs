@@ -44,6 +44,14 @@ impl Call {
         })
     }
 
+    /// Why it cannot be called, whatever the events are.
+    pub(crate) fn unfit(&self) -> Option<String> {
+        if self.statement.now().is_none() {
+            return Some(GONE.to_owned());
+        }
+        user_code::check_owner(self.owner).err()
+    }
+
     /// Calls it with events; `seqs` are theirs, in the same order. What it did is undone if it fails.
     pub(crate) fn deliver(&self, records: &[Record], seqs: &[i64]) -> Outcome {
         let Some(statement) = self.statement.now() else {

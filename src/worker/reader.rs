@@ -54,6 +54,7 @@ impl Reader {
         batch_size: usize,
     ) -> Result<Self, String> {
         let shaping = Shaping::of(sink)?;
+        shaping.as_ref().map_or(Ok(()), Shaping::check)?;
         let topics = sink.topics.as_ref().map(|topics| {
             topics
                 .iter()
@@ -152,6 +153,11 @@ impl Reader {
             None => page.found.into_iter().map(|found| (found, None)).collect(),
         };
         Some((shaped, page.looked_at))
+    }
+
+    /// Why no event can be made ready, if that is so.
+    pub(crate) fn unfit(&self) -> Option<String> {
+        self.shaping.as_ref()?.check().err()
     }
 
     /// Whether every event of the stream is wanted, as it is and by itself.

@@ -1,8 +1,8 @@
 //! Filters and transforms: SQL that a user supplied, run over events with that user's rights.
 //!
 //! They see events as values only; that they could read the stream's table is not needed. What fails for one event fails that
-//! event's delivery, so that a bad event and a broken filter are told apart by the same engine that tells a bad event from an
-//! outage.
+//! event's delivery, so that the engine which tells a bad event from an outage tells it from what it did not foresee, too. What fails
+//! without any event is broken: then the sink cannot run.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -74,6 +74,20 @@ impl Shaping {
                 .transform
                 .map(|transform| FunctionStatement::new(transform, transform_sql)),
         }))
+    }
+
+    /// Runs it over no events at all.
+    ///
+    /// # Errors
+    /// What then fails would fail whatever the events are: a function that is gone, a right that was taken.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if let Some(filter) = &self.filter {
+            self.kept(filter, &[])?;
+        }
+        if let Some(transform) = &self.transform {
+            self.made(transform, &[])?;
+        }
+        Ok(())
     }
 
     /// Applies it to events that carry their record. An error is found out event by event.

@@ -68,7 +68,7 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
         Target::Function(_) => {
             // Nothing more is read: what the pass has read is what it delivers.
             course.has_more = false;
-            while course.is_ready_now() {
+            while course.is_ready_now() && course.unfit().is_none() {
                 course.function_pass(spi, &horizon, &mut floors);
                 course.has_more = false;
                 delivered += course.unsaved_delivered();
@@ -84,6 +84,9 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
     }
     delivered += course.unsaved_delivered();
     course.save(spi);
+    if let Some(problem) = course.unfit() {
+        return (delivered, "failed", Some(problem.to_owned()));
+    }
     match course.last_error() {
         Some(error) => (delivered, "failed", Some(error)),
         None if delivered > 0 => (delivered, "delivered", None),

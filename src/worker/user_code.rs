@@ -19,15 +19,22 @@ pub(super) fn run<R>(
     path: Path,
     body: impl FnOnce(&Spi) -> R,
 ) -> Result<R, String> {
-    if !catalog::role_exists(owner) {
-        return Err("the role that owns the sink does not exist any more".to_owned());
-    }
+    check_owner(owner)?;
     lock::keeping_leases(|| {
         transaction::nested(|| {
             latch::interruptible(|| security::as_role(owner, path, || connected(body)))
         })
     })
     .map_err(|error| error.summary())
+}
+
+/// Whether there is anybody to run it as.
+pub(super) fn check_owner(owner: pg_sys::Oid) -> Result<(), String> {
+    if catalog::role_exists(owner) {
+        Ok(())
+    } else {
+        Err("the role that owns the sink does not exist any more".to_owned())
+    }
 }
 
 /// A statement that calls a function, which is known by its oid: if it is renamed its new name is called, and never another one

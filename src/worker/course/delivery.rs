@@ -234,6 +234,9 @@ impl Course {
         if self.wants_to_read() {
             self.fill(spi, horizon, floors);
         }
+        if self.unfit.is_some() {
+            return false;
+        }
         self.fill_redelivery(spi);
         // So far nothing has been written: a look that finds nothing leaves no trace.
         if self.due(now()) != Some(Duration::ZERO) && self.unsaved.since.is_none() {
@@ -249,6 +252,12 @@ impl Course {
                 Next::Again => {}
                 Next::Deliver(Handover::Function { records, seqs }) => {
                     let outcome = call.deliver(&records, &seqs);
+                    if matches!(outcome, Outcome::Failed(_)) {
+                        self.unfit = call.unfit();
+                        if self.unfit.is_some() {
+                            return false;
+                        }
+                    }
                     self.outcome(&outcome);
                     delivered = true;
                     break;

@@ -62,6 +62,8 @@ pub(crate) struct Course {
     lost: bool,
     /// Nothing can be saved before.
     postponed: Option<Time>,
+    /// Why the sink cannot run any longer.
+    unfit: Option<String>,
     /// A filter or transform has failed on something that was read.
     misshapen: bool,
     /// There may be more to read without anything new having been committed.
@@ -144,6 +146,7 @@ impl Course {
             saving: false,
             lost: false,
             postponed: None,
+            unfit: None,
             misshapen: false,
             has_more: true,
             ahead: memory.ahead,
@@ -171,6 +174,11 @@ impl Course {
     /// The sink was changed or resumed: it is tried without waiting for its back-off.
     pub(crate) fn retry_now(&mut self) {
         self.engine.retry_now();
+    }
+
+    /// Why the sink cannot run any longer, if so: whoever holds it must give it up.
+    pub(crate) fn unfit(&self) -> Option<&str> {
+        self.unfit.as_deref()
     }
 
     pub(crate) fn version(&self) -> &Version {

@@ -19,6 +19,12 @@ impl Course {
             return;
         }
         let reading = self.reader.read(spi, horizon, floors, wanted);
+        if reading.entries.iter().any(|entry| entry.problem.is_some()) {
+            self.unfit = self.reader.unfit();
+            if self.unfit.is_some() {
+                return;
+            }
+        }
         self.has_more = reading.more;
         for entry in reading.entries {
             self.push(entry);

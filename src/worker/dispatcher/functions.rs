@@ -44,8 +44,8 @@ impl Dispatcher {
             match passed {
                 Ok(goes_on) => {
                     busy |= goes_on;
-                    course.committed();
                     self.courses.insert(id, course);
+                    self.committed();
                 }
                 Err(_) if course.is_lost() => {
                     self.let_go(&course);

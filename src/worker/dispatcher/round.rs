@@ -137,17 +137,26 @@ impl Dispatcher {
         }
     }
 
-    /// What was saved in a transaction that has committed is off the courses' minds; sinks that are somebody else's are let go.
+    /// What was saved in a transaction that has committed is off the courses' minds; sinks that are somebody else's are let go, and
+    /// those that cannot run any longer set aside.
     pub(super) fn committed(&mut self) {
-        let lost = self
+        let ended = self
             .courses
             .iter_mut()
-            .filter_map(|(id, course)| course.committed().then(|| id.clone()))
+            .filter_map(|(id, course)| {
+                (course.committed() || course.unfit().is_some()).then(|| id.clone())
+            })
             .collect::<Vec<_>>();
-        for id in lost {
-            if let Some(course) = self.courses.remove(&id) {
-                self.let_go(&course);
-                self.look_at_all();
+        for id in ended {
+            let Some(course) = self.courses.remove(&id) else {
+                continue;
+            };
+            match course.unfit().map(str::to_owned) {
+                Some(problem) => self.drop_course(course, &problem),
+                None => {
+                    self.let_go(&course);
+                    self.look_at_all();
+                }
             }
         }
     }
@@ -249,7 +258,7 @@ fn work(
         );
     }
     course.fill_redelivery(spi);
-    if course.save_due().is_some_and(|due| due <= at) {
+    if course.unfit().is_some() || course.save_due().is_some_and(|due| due <= at) {
         course.save(spi);
     }
 }
