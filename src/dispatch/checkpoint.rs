@@ -15,6 +15,9 @@ pub struct Checkpoint {
     /// How often the event at the head has failed by itself.
     #[serde(skip_serializing_if = "is_default")]
     pub attempts: u32,
+    /// How many of them may be the fault of an outage.
+    #[serde(skip_serializing_if = "is_default")]
+    pub excused: u32,
     /// The latest failure.
     #[serde(skip_serializing_if = "is_default")]
     pub error: Option<String>,

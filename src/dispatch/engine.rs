@@ -63,6 +63,7 @@ impl<T: Item> Engine<T> {
     pub fn restore(policy: Policy, checkpoint: Checkpoint) -> Self {
         let Checkpoint {
             attempts,
+            excused,
             error,
             due,
             size,
@@ -75,6 +76,7 @@ impl<T: Item> Engine<T> {
             _ => (
                 Trial {
                     attempts,
+                    excused: excused.min(attempts),
                     due,
                     error,
                 },
@@ -98,6 +100,7 @@ impl<T: Item> Engine<T> {
     pub fn checkpoint(&self) -> Option<Checkpoint> {
         let checkpoint = Checkpoint {
             attempts: self.attempts(),
+            excused: self.queue.head_trial().excused,
             error: self.last_error().map(str::to_owned),
             due: self.due(),
             size: self.sizing.reduced(),
@@ -345,6 +348,11 @@ impl<T: Item> Engine<T> {
     fn tested(&mut self, now: Time, offset: usize, result: Result<(), Setback<'_>>) -> bool {
         let up = self.record(now, offset, result);
         if up {
+            if self.neighbours.any_failed() {
+                for entry in self.queue.range_mut(0..offset) {
+                    entry.trial.excuse();
+                }
+            }
             self.proven = offset;
             self.neighbours.forget();
         } else {
@@ -357,15 +365,16 @@ impl<T: Item> Engine<T> {
 
     /// The head by itself, just after an event behind it went through. One that had failed often
     /// enough before is condemned by this failure, which is not counted: the count says what led
-    /// here. Any other is tried on, without a wait, until it has failed often enough.
+    /// here. Any other is tried on, without a wait, until it has failed often enough: failures in
+    /// what may have been an outage do not speak against it.
     fn decided(&mut self, now: Time, result: Result<(), Setback<'_>>) -> bool {
         let enough = self.policy.poison_attempts;
         let up = match result {
-            Err(setback) if self.attempts() >= enough => setback.permanent,
+            Err(setback) if self.queue.head_trial().evidence() >= enough => setback.permanent,
             _ => self.record(now, 0, result),
         };
         if let Err(setback) = result
-            && self.attempts() >= enough
+            && self.queue.head_trial().evidence() >= enough
             && let Some(head) = self.queue.get_mut(0)
         {
             head.condemn(setback.error);

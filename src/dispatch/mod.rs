@@ -12,9 +12,10 @@
 //! What the engine promises, whatever the sink does:
 //! - *An outage dead-letters nothing, but for one that begins within a run.* An event is given up
 //!   only if it fails in a run and has by then failed [`Policy::poison_attempts`] times by itself,
-//!   in the run or before; or if the sink itself named it and said that no retry can help. So a
-//!   good event dies only if the sink was up when the run began and, before any wait, failed on
-//!   each try that the run made of that event.
+//!   in the run or before; or if the sink itself named it and said that no retry can help. Where
+//!   another event had failed, too, before the one that began the run went through, there may have
+//!   been an outage: then only failures since count. So a good event dies only if the sink was up
+//!   when the run began and, before any wait, failed on each try that the run made of that event.
 //! - *A bad event stops nobody for long*, as long as one of the 16 pending events behind it is a
 //!   good one. That one is enough to decide on all bad ones ahead of it.
 //! - *Nothing is handed over out of order*, but for the single events that are tried to tell a bad

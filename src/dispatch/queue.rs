@@ -48,6 +48,8 @@ pub enum Fate {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trial {
     pub(super) attempts: u32,
+    /// How many of them may be the fault of an outage.
+    pub(super) excused: u32,
     /// Not to be tried as the head before.
     pub(super) due: Option<Time>,
     pub(super) error: Option<String>,
@@ -58,6 +60,19 @@ impl Trial {
     pub(super) fn failed(&mut self, error: &str) {
         self.attempts = self.attempts.saturating_add(1);
         self.error = Some(error.to_owned());
+    }
+
+    /// An outage has just ended, or what looked like one. It excuses once: to an event that goes on
+    /// failing, others that fail beside it are no help.
+    pub(super) fn excuse(&mut self) {
+        if self.excused == 0 {
+            self.excused = self.attempts;
+        }
+    }
+
+    /// How many failures speak against the event.
+    pub(super) fn evidence(&self) -> u32 {
+        self.attempts - self.excused
     }
 }
 

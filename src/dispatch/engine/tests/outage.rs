@@ -86,8 +86,26 @@ fn a_neighbour_that_passes_ends_it() {
     world.sink.up = true;
     world.step();
     assert_eq!(world.engine.health(), Health::Retrying { attempts: 6 });
+    for attempts in 7..=10 {
+        world.step();
+        assert_eq!(world.engine.health(), Health::Retrying { attempts });
+    }
     world.step();
-    assert_eq!(world.dead(), [(0, 6)]);
+    assert_eq!(world.dead(), [(0, 11)], "five after the outage");
+}
+
+#[test]
+fn an_event_may_fail_while_the_sink_comes_back() {
+    for failures in 0..5 {
+        let mut world = failing(0..10);
+        world.requests(2);
+        world.sink.up = true;
+        world.sink.poison = [0].into();
+        world.requests(1 + failures);
+        world.sink.poison.clear();
+        world.drain(10);
+        assert_eq!(world.dead(), []);
+    }
 }
 
 #[test]

@@ -155,8 +155,8 @@ fn a_delivery_whose_outcome_is_lost_counts_for_nothing() {
 fn retry_now_ends_a_run() {
     let mut world = World::new(policy(1), [0, 1]);
     world.write_many(3);
-    world.requests(9);
-    assert_eq!(world.dead(), [(0, 6)]);
+    world.requests(13);
+    assert_eq!(world.dead(), [(0, 11)]);
     world.retry_now();
     world.requests(1);
     assert_eq!(world.advance(), Some(2_000));

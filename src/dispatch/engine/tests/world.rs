@@ -34,6 +34,10 @@ pub(super) struct World {
     ever_through: BTreeSet<usize>,
     /// Failures by themselves or by name, as far as the engine can know of them.
     failures: BTreeMap<usize, u32>,
+    /// How many of these may be an outage's fault.
+    excused: BTreeMap<usize, u32>,
+    /// On behalf of this head, and since one passed.
+    tests_failed: bool,
     /// This event has gone through, and since then no wait has come: what lies ahead of it is
     /// decided on.
     run: Option<usize>,
@@ -55,6 +59,8 @@ impl World {
             through: BTreeSet::new(),
             ever_through: BTreeSet::new(),
             failures: BTreeMap::new(),
+            excused: BTreeMap::new(),
+            tests_failed: false,
             run: None,
         }
     }
@@ -226,6 +232,7 @@ impl World {
         let alone = ids.len() == 1;
         let deciding = self.run.is_some() && alone;
         let failed_before = self.failures.get(&head).copied().unwrap_or_default();
+        let evidence_before = self.evidence(head);
         let mut condemned = BTreeSet::new();
         let mut gone = BTreeSet::new();
         match outcome {
@@ -242,7 +249,7 @@ impl World {
             Outcome::Failed(_) => {}
         }
         // The last try of an event that had failed often enough before is not counted.
-        let counted = !(deciding && failed_before >= self.enough())
+        let counted = !(deciding && evidence_before >= self.enough())
             && (alone || matches!(outcome, Outcome::Partial(_)));
         for id in ids.iter().filter(|id| counted && !gone.contains(*id)) {
             *self.failures.entry(*id).or_default() += 1;
@@ -252,9 +259,15 @@ impl World {
         self.through.extend(&condemned);
         if testing && self.through.contains(&ids[0]) {
             self.run = Some(ids[0]);
+            if std::mem::take(&mut self.tests_failed) {
+                for (id, failures) in self.failures.range(head..ids[0]) {
+                    self.excused.entry(*id).or_insert(*failures);
+                }
+            }
+        } else if testing {
+            self.tests_failed = true;
         }
-        let decided =
-            deciding && failed_before > 0 && self.failures.get(&head) >= Some(&self.enough());
+        let decided = deciding && failed_before > 0 && self.evidence(head) >= self.enough();
 
         for settled in self.engine.outcome(Time(self.now), outcome) {
             let id = settled.item.id;
@@ -268,7 +281,7 @@ impl World {
                     assert_eq!(*attempts, self.failures[&id], "the failures that led to it");
                     if !self.through.contains(&id) {
                         assert!(deciding && id == head, "given up only in a run, by itself");
-                        assert!(*attempts >= self.enough());
+                        assert!(self.evidence(id) >= self.enough());
                     }
                     if !self.sink.poison.contains(&id) {
                         assert!(!self.sink.up);
@@ -287,7 +300,14 @@ impl World {
             })
         );
         let next = self.fates.len();
+        self.tests_failed &= next == head;
         self.run = self.run.filter(|end| !asked_for_calm && *end > next);
+    }
+
+    /// How many failures speak against an event.
+    fn evidence(&self, id: usize) -> u32 {
+        let of = |counts: &BTreeMap<usize, u32>| counts.get(&id).copied().unwrap_or_default();
+        of(&self.failures) - of(&self.excused)
     }
 
     fn enough(&self) -> u32 {
@@ -317,6 +337,7 @@ impl World {
         }
         self.pushed = head;
         self.failures.retain(|id, _| *id == head);
+        self.excused.retain(|id, _| *id == head);
         self.run = None;
     }
 
