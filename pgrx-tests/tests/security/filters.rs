@@ -9,6 +9,9 @@ use super::{http_sink, with_operators};
 /// Texts that close the bracket they are put into, or are something else than one expression.
 const NO_EXPRESSIONS: &[&str] = &[
     "true) or (",
+    "true) or (true",
+    "select true",
+    "values (true)",
     "true)",
     "(true",
     "",
@@ -50,7 +53,6 @@ const NO_EXPRESSIONS: &[&str] = &[
 
 /// Texts that look odd and are expressions.
 const EXPRESSIONS: &[&str] = &[
-    "true) or (true",
     "true --",
     "true -- )",
     "/* ) union all select ( */ true",
@@ -59,8 +61,6 @@ const EXPRESSIONS: &[&str] = &[
     "topic <> E'\\')'",
     "not exists (select)  or true",
     "(select true)",
-    "select true",
-    "values (true)",
     "case when topic = 'x' then false else true end",
     "array[topic] <@ array['a', 'b']",
     "event.topic is not null and $1 is not null",
@@ -168,10 +168,8 @@ fn one_that_got_into_the_table_in_another_way_is_not_run() {
     db.run("select outbox.emit('a')");
     let now = until_status(&mut db, "bad", "an error", |now| now.last_error.is_some());
     assert_eq!(now.state, "error");
-    assert_eq!(
-        now.last_error.as_deref(),
-        Some("filter: it is not one SQL expression")
-    );
+    let told = now.last_error.unwrap_or_default();
+    assert!(told.starts_with("filter: syntax error"), "{told}");
     assert_eq!(until_idle(&mut db, "good").delivered, 1);
     assert_eq!(evil.count(), 0);
     op.run("select outbox.alter_sink('bad', filter => 'true')");
