@@ -41,8 +41,7 @@ fn an_own_authority_is_trusted() {
 #[test]
 fn bad_certificates_are_refused_with_the_reason() {
     assert_eq!(refused(EXPIRED, ca_file()), "it has expired");
-    let reason = refused(ELSEWHERE, ca_file());
-    assert!(reason.contains("elsewhere.example"), "{reason}");
+    assert_eq!(refused(ELSEWHERE, ca_file()), "it is for another name");
 }
 
 #[test]
