@@ -115,14 +115,15 @@ impl Writer<'_> {
     fn write(mut self) {
         let mut session = self.run.connect();
         while let Some(db) = session.as_mut().filter(|_| !self.run.is_done()) {
-            if self.transaction(db).is_err() {
-                // It was a deadlock, or the end of the session.
-                if db.is_closed() || db.simple_query("rollback").is_err() {
-                    session = self.run.connect();
-                    if let Some(db) = &mut session {
-                        self.resolve(db);
-                    }
-                }
+            if self.transaction(db).is_ok() {
+                continue;
+            }
+            // It was a deadlock, or a lock that somebody holds for long, or the end of the session.
+            if db.is_closed() || db.simple_query("rollback").is_err() {
+                session = self.run.connect();
+            }
+            if let Some(db) = &mut session {
+                self.resolve(db);
             }
         }
     }
@@ -131,13 +132,11 @@ impl Writer<'_> {
     fn resolve(&mut self, db: &mut Client) {
         let verb = ["commit", "rollback"][self.dice.below(2) as usize];
         let pattern = format!("writer-{}-%", self.number);
-        let Ok(rows) = db.query(
+        let prepared = db.query(
             "select gid from pg_prepared_xacts where gid like $1",
             &[&pattern],
-        ) else {
-            return;
-        };
-        for row in rows {
+        );
+        for row in prepared.unwrap_or_default() {
             let gid: String = row.get(0);
             let _ = db.batch_execute(&format!("{verb} prepared '{gid}'"));
         }
@@ -152,7 +151,7 @@ impl Writer<'_> {
         if dice.percent(95) {
             subjects.sort_unstable();
         }
-        db.batch_execute("begin")?;
+        db.batch_execute("begin; set local lock_timeout = '2s'")?;
         let (mut changes, mut undone) = (Vec::new(), Vec::new());
         for (step, subject) in subjects.into_iter().enumerate() {
             let id = format!("w{}-{}-{step}", self.number, self.transactions);
@@ -360,8 +359,13 @@ fn strike(blow: Blow, run: &Run, cluster: &RwLock<Cluster>, receiver: &Receiver,
     }
 }
 
-/// Waits as long as something goes on.
-fn until_all_are_there(what: &str, wanted: u64, mut have: impl FnMut() -> u64) {
+/// Waits as long as something goes on. If nothing does any more, `tell` says how things stand.
+fn until_all_are_there(
+    what: &str,
+    wanted: u64,
+    mut have: impl FnMut() -> u64,
+    tell: impl Fn() -> String,
+) {
     let (mut last, mut since) = (have(), Instant::now());
     while last < wanted {
         thread::sleep(Duration::from_millis(50));
@@ -369,11 +373,22 @@ fn until_all_are_there(what: &str, wanted: u64, mut have: impl FnMut() -> u64) {
         if now != last {
             (last, since) = (now, Instant::now());
         }
-        assert!(
-            since.elapsed() < Duration::from_secs(90),
-            "{what}: stuck at {last} of {wanted}"
-        );
+        if since.elapsed() > Duration::from_secs(60) {
+            panic!("{what}: stuck at {last} of {wanted}\n{}", tell());
+        }
     }
+}
+
+/// How things stand.
+fn told(cluster: &Cluster) -> String {
+    [
+        "select * from outbox.status",
+        "select pid, backend_type, state, wait_event_type, wait_event, xact_start, query from pg_stat_activity where backend_type ~ 'client|outbox'",
+        "select * from pg_prepared_xacts",
+        "select pid, locktype, relation::regclass, transactionid, mode, granted from pg_locks where not granted",
+    ]
+    .map(|sql| cluster.table("app", sql))
+    .join("\n")
 }
 
 fn assert_in_order(sink: &str, subject: &str, versions: &[i64], committed: i64) {
@@ -444,16 +459,16 @@ fn every_committed_event_arrives_and_nothing_else() {
             scope.spawn(move || writer.write());
         }
         let mut dice = Dice::new(seed, 200);
+        let commits = || run.committed.load(Ordering::SeqCst);
+        let tell = || told(&cluster.read().unwrap());
         // Spread over the run, however fast the machine is; all of them, and in a long run again and again.
         let blows = BLOWS.len() as u64 * (run.wanted / 10_000).max(1);
         for (blow, after) in BLOWS.into_iter().cycle().zip(1..=blows) {
             let due = run.wanted * after / (blows + 1);
-            until_all_are_there("commits", due, || run.committed.load(Ordering::SeqCst));
+            until_all_are_there("commits", due, commits, tell);
             strike(blow, &run, &cluster, &fast, &mut dice);
         }
-        until_all_are_there("commits", run.wanted, || {
-            run.committed.load(Ordering::SeqCst)
-        });
+        until_all_are_there("commits", run.wanted, commits, tell);
     });
     let cluster = cluster.into_inner().unwrap();
     let mut db = cluster.connect();
@@ -490,12 +505,14 @@ fn every_committed_event_arrives_and_nothing_else() {
 
     let wanted = committed.len() as u64;
     for (sink, arrivals) in [("fast", &fast_arrivals), ("slow", &slow_arrivals)] {
-        until_all_are_there(sink, wanted, || arrivals.lock().unwrap().seen.len() as u64);
+        let have = || arrivals.lock().unwrap().seen.len() as u64;
+        until_all_are_there(sink, wanted, have, || told(&cluster));
     }
-    until_all_are_there("function", wanted, || {
+    let have = || {
         db.one::<i64>("select count(*) from received")
             .cast_unsigned()
-    });
+    };
+    until_all_are_there("function", wanted, have, || told(&cluster));
     for sink in ["fast", "slow", "function"] {
         let idle = scene::until_idle(&mut db, sink);
         assert_eq!((idle.dead_letters, idle.lag_events), (0, 0), "{sink}");
