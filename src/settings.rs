@@ -6,6 +6,7 @@ use std::time::Duration;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 
 use crate::dispatch::Policy;
+use crate::pg::encoding;
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static DATABASES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -173,7 +174,7 @@ fn milliseconds(setting: &GucSetting<i32>) -> Duration {
 fn text(setting: &GucSetting<Option<CString>>) -> String {
     setting
         .get()
-        .map(|text| text.to_string_lossy().into_owned())
+        .map(|text| encoding::from_database(text.to_bytes()).text)
         .unwrap_or_default()
 }
 
@@ -225,12 +226,16 @@ pub(crate) fn notify() -> bool {
     NOTIFY.get()
 }
 
-/// The session's tenant, if it has said one.
-pub(crate) fn tenant() -> Option<String> {
-    Some(text(&TENANT)).filter(|tenant| !tenant.is_empty())
+/// Whether the session has said a tenant: the default of that column.
+pub(crate) fn has_tenant() -> bool {
+    !is_empty(&TENANT)
 }
 
-/// The session's headers, JSON text, if it has said any.
-pub(crate) fn headers() -> Option<String> {
-    Some(text(&HEADERS)).filter(|headers| !headers.is_empty())
+/// Whether the session has said headers: the default of that column.
+pub(crate) fn has_headers() -> bool {
+    !is_empty(&HEADERS)
+}
+
+fn is_empty(setting: &GucSetting<Option<CString>>) -> bool {
+    setting.get().is_none_or(|text| text.is_empty())
 }

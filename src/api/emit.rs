@@ -3,7 +3,7 @@
 use pgrx::prelude::*;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use crate::pg::call::Arguments;
+use crate::pg::call::{Arguments, Text};
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::spi::{Arg, Mode, connected};
 use crate::pg::{catalog, xact};
@@ -63,22 +63,46 @@ mod argument {
 }
 
 #[pg_extern(sql = false)]
-fn emit(call: pg_sys::FunctionCallInfo) -> String {
+fn emit(call: pg_sys::FunctionCallInfo) -> Text {
     let args = Arguments::of(call);
-    let topic = args
-        .text(argument::TOPIC)
-        .filter(|topic| !topic.is_empty())
-        .ok_or_else(|| {
-            Complaint::bad_argument("an event needs a topic")
-                .detail("The topic is null or empty.")
-                .hint("For example: select outbox.emit('order.placed', '{\"total\": 12}')")
-        });
-    let topic = topic.or_raise();
+    if args.text_size(argument::TOPIC).unwrap_or(0) == 0 {
+        Complaint::bad_argument("an event needs a topic")
+            .detail("The topic is null or empty.")
+            .hint("For example: select outbox.emit('order.placed', '{\"total\": 12}')")
+            .raise();
+    }
     let stream = args
         .text(argument::STREAM)
         .unwrap_or_else(|| "outbox".to_owned());
-    let id = args.text(argument::ID).unwrap_or_else(random_id);
-    let tenant = args.text(argument::TENANT).or_else(settings::tenant);
+    let made_up = args.raw(argument::ID).is_none().then(random_id);
+    // Texts go as they are: the database's encoding may hold what Rust cannot.
+    let text = |argument| Arg::RawText(args.raw(argument));
+    let mut values = vec![
+        made_up
+            .as_deref()
+            .map_or_else(|| text(argument::ID), |id| Arg::Text(Some(id))),
+        text(argument::TOPIC),
+        text(argument::SOURCE),
+        text(argument::SUBJECT),
+        Arg::RawJson(args.raw(argument::PAYLOAD)),
+    ];
+    // What the session has said is the default of the column, which is left to it.
+    let tenant = args.raw(argument::TENANT);
+    let with_tenant = tenant.is_some() || !settings::has_tenant();
+    if with_tenant {
+        values.push(Arg::RawText(tenant));
+    }
+    let headers = args.raw(argument::HEADERS);
+    let with_headers = headers.is_some() || !settings::has_headers();
+    if with_headers {
+        values.push(Arg::RawJson(headers));
+    }
+    let columns = match (with_tenant, with_headers) {
+        (true, true) => ", tenant, headers) values ($1, $2, $3, $4, $5, $6, $7)",
+        (true, false) => ", tenant) values ($1, $2, $3, $4, $5, $6)",
+        (false, true) => ", headers) values ($1, $2, $3, $4, $5, $6)",
+        (false, false) => ") values ($1, $2, $3, $4, $5)",
+    };
     connected(|spi| {
         let relation = if stream == "outbox" {
             "outbox.events".to_owned()
@@ -86,33 +110,13 @@ fn emit(call: pg_sys::FunctionCallInfo) -> String {
             relation_of(&stream).or_raise()
         };
         // The rights are the caller's own, so nothing is read back: emitting does not include reading.
-        let headers = args.raw(argument::HEADERS);
-        let session_headers = if headers.is_none() {
-            settings::headers()
-        } else {
-            None
-        };
-        let sql = format!(
-            "insert into {relation} (id, topic, source, subject, tenant, payload, headers) values ($1, $2, $3, $4, $5, $6, $7)"
-        );
-        spi.run(
-            Mode::Write,
-            &sql,
-            &[
-                Arg::Text(Some(&id)),
-                Arg::Text(Some(&topic)),
-                Arg::Text(args.text(argument::SOURCE).as_deref()),
-                Arg::Text(args.text(argument::SUBJECT).as_deref()),
-                Arg::Text(tenant.as_deref()),
-                Arg::RawJson(args.raw(argument::PAYLOAD)),
-                match &session_headers {
-                    Some(text) => Arg::Json(Some(text)),
-                    None => Arg::RawJson(headers),
-                },
-            ],
-        );
+        let sql = format!("insert into {relation} (id, topic, source, subject, payload{columns}");
+        spi.run(Mode::Write, &sql, &values);
     });
-    id
+    match made_up {
+        Some(id) => Text::new(&id),
+        None => Text::of_argument(args.raw(argument::ID).unwrap_or(pg_sys::Datum::from(0))),
+    }
 }
 
 /// The table of a stream that is not the built-in one.

@@ -31,9 +31,10 @@ fn poll(call: pg_sys::FunctionCallInfo) {
 }
 
 #[pg_extern(sql = false)]
-fn ack(sink: Option<&str>, position: Option<&str>) -> bool {
+fn ack(call: pg_sys::FunctionCallInfo) -> bool {
+    let args = Arguments::of(call);
     let caller = security::current_role();
-    let position = position.map(|text| {
+    let position = args.text(1).map(|text| {
         text.parse::<Position>().map_err(|error| {
             Complaint::bad_argument(error.to_string())
                 .hint("Take it from the column position of outbox.poll.")
@@ -42,7 +43,7 @@ fn ack(sink: Option<&str>, position: Option<&str>) -> bool {
     let position = position.transpose().or_raise();
     as_extension(|| {
         connected(|spi| {
-            let sink = pull_sink(spi, sink, caller).or_raise();
+            let sink = pull_sink(spi, args.text(0).as_deref(), caller).or_raise();
             pull::ack(spi, &sink, position).or_raise()
         })
     })

@@ -1,7 +1,9 @@
 //! outbox.set_secret.
 
+use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+use crate::pg::call::Arguments;
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::security::as_extension;
 use crate::pg::spi::connected;
@@ -9,11 +11,13 @@ use crate::pg::statement::{self, Holder};
 use crate::store::{secrets, sinks};
 
 #[pg_extern(sql = false)]
-fn set_secret(name: Option<&str>, values: Option<Vec<Option<String>>>) {
+fn set_secret(call: pg_sys::FunctionCallInfo) {
     // The statement's text may hold the values: it is replaced before anything can fail and be logged with it.
     statement::hide(Holder::SetSecret);
-    let name = checked_name(name).or_raise();
-    let values = values.map(checked_values).transpose().or_raise();
+    let args = Arguments::of(call);
+    let name = args.text(0);
+    let name = checked_name(name.as_deref()).or_raise();
+    let values = args.texts(1).map(checked_values).transpose().or_raise();
     as_extension(|| connected(|spi| secrets::set(spi, name, values.as_deref())));
 }
 

@@ -1,10 +1,11 @@
 //! outbox.create_sink and outbox.alter_sink: everything about a sink is checked when it is set.
 
+use pgrx::pg_sys;
 use pgrx::prelude::*;
-use pgrx::{JsonB, pg_sys};
 
 use crate::dispatch::{Floors, Pattern, Place, Snapshot, Window};
 use crate::envelope::Position;
+use crate::pg::call::Arguments;
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::security::{self, Path, as_extension};
 use crate::pg::spi::{Arg, Spi, connected};
@@ -27,47 +28,62 @@ impl From<ConfigError> for Complaint {
     }
 }
 
-#[pg_extern(sql = false)]
-#[allow(clippy::too_many_arguments)]
-fn create_sink(
-    id: Option<&str>,
-    kind: Option<&str>,
-    config: Option<JsonB>,
-    stream: Option<&str>,
-    start: Option<&str>,
+/// What both functions take, in this order, at the end of their arguments.
+struct Choices {
     topics: Option<Vec<Option<String>>>,
-    tenant: Option<&str>,
-    filter: Option<&str>,
+    tenant: Option<String>,
+    filter: Option<String>,
     transform: Option<pg_sys::Oid>,
     batch_size: Option<i32>,
-    grouping: Option<&str>,
-    isolation: Option<&str>,
+    grouping: Option<String>,
+    isolation: Option<String>,
     enabled: Option<bool>,
-) {
+}
+
+impl Choices {
+    /// From that argument on.
+    fn of(args: Arguments, first: usize) -> Self {
+        Self {
+            topics: args.texts(first),
+            tenant: args.text(first + 1),
+            filter: args.text(first + 2),
+            transform: args.oid(first + 3),
+            batch_size: args.i32(first + 4),
+            grouping: args.text(first + 5),
+            isolation: args.text(first + 6),
+            enabled: args.bool(first + 7),
+        }
+    }
+}
+
+#[pg_extern(sql = false)]
+fn create_sink(call: pg_sys::FunctionCallInfo) {
     // The config may hold credentials, and what fails is logged with its statement.
     statement::hide(Holder::CreateSink);
+    let args = Arguments::of(call);
+    let chosen = Choices::of(args, 5);
     let mut sink = SinkRow {
-        id: checked_id(id).or_raise().to_owned(),
-        kind: kind
+        id: checked_id(args.text(0).as_deref()).or_raise().to_owned(),
+        kind: args
+            .text(1)
             .ok_or_else(|| Complaint::bad_argument("a sink needs a kind"))
-            .or_raise()
-            .to_owned(),
-        config: config.map_or_else(|| "{}".to_owned(), |config| config.0.to_string()),
-        stream: stream.unwrap_or("outbox").to_owned(),
-        topics: checked_topics(topics).or_raise(),
-        tenant: given(tenant),
-        filter: given(filter),
-        transform,
+            .or_raise(),
+        config: args.json(2).unwrap_or_else(|| "{}".to_owned()),
+        stream: args.text(3).unwrap_or_else(|| "outbox".to_owned()),
+        topics: checked_topics(chosen.topics).or_raise(),
+        tenant: given(chosen.tenant),
+        filter: given(chosen.filter),
+        transform: chosen.transform,
         function: None,
-        batch_size,
-        grouping: checked_grouping(grouping.unwrap_or("event")).or_raise(),
-        isolation: isolation.unwrap_or("batch").to_owned(),
-        enabled: enabled.unwrap_or(true),
+        batch_size: chosen.batch_size,
+        grouping: checked_grouping(chosen.grouping.as_deref().unwrap_or("event")).or_raise(),
+        isolation: chosen.isolation.unwrap_or_else(|| "batch".to_owned()),
+        enabled: chosen.enabled.unwrap_or(true),
         owner: security::current_role(),
         number: 0,
         version: 1,
     };
-    let start = start.unwrap_or("origin");
+    let start = args.text(4).unwrap_or_else(|| "origin".to_owned());
     let code = Code {
         function: true,
         filter: true,
@@ -81,8 +97,12 @@ fn create_sink(
             let stream = streams::named(spi, &sink.stream)
                 .ok_or_else(|| streams::unknown(&sink.stream))
                 .or_raise();
-            let (place, pair) = starting_place(spi, &stream, sink.grouping, start).or_raise();
-            if !sinks::create(spi, &NewSink { sink: &sink, start }) {
+            let (place, pair) = starting_place(spi, &stream, sink.grouping, &start).or_raise();
+            let new = NewSink {
+                sink: &sink,
+                start: &start,
+            };
+            if !sinks::create(spi, &new) {
                 taken(&sink.id).raise();
             }
             cursors::create(spi, &sink.id, &sink.stream, &place, pair);
@@ -91,28 +111,19 @@ fn create_sink(
 }
 
 #[pg_extern(sql = false)]
-#[allow(clippy::too_many_arguments)]
-fn alter_sink(
-    id: Option<&str>,
-    config: Option<JsonB>,
-    topics: Option<Vec<Option<String>>>,
-    tenant: Option<&str>,
-    filter: Option<&str>,
-    transform: Option<pg_sys::Oid>,
-    batch_size: Option<i32>,
-    grouping: Option<&str>,
-    isolation: Option<&str>,
-    enabled: Option<bool>,
-) {
+fn alter_sink(call: pg_sys::FunctionCallInfo) {
     statement::hide(Holder::AlterSink);
     let caller = security::current_role();
-    let id = id.unwrap_or_default();
-    let before = as_extension(|| connected(|spi| sinks::named_to_change(spi, id)));
-    let mut sink = before.ok_or_else(|| unknown(id)).or_raise();
+    let args = Arguments::of(call);
+    let id = args.text(0).unwrap_or_default();
+    let config = args.json(1);
+    let chosen = Choices::of(args, 2);
+    let before = as_extension(|| connected(|spi| sinks::named_to_change(spi, &id)));
+    let mut sink = before.ok_or_else(|| unknown(&id)).or_raise();
     let code = Code {
         function: config.is_some() && sink.kind == "function",
-        filter: filter.is_some(),
-        transform: transform.is_some(),
+        filter: chosen.filter.is_some(),
+        transform: chosen.transform.is_some(),
     };
     // What code makes of events with its owner's rights goes where the config says.
     let leads_elsewhere = config.is_some() && (sink.filter.is_some() || sink.transform.is_some());
@@ -127,33 +138,34 @@ fn alter_sink(
             .hint("Make a sink of your own, or have its owner change it.")
             .raise();
     }
-    if let Some(config) = &config {
-        sink.config = config.0.to_string();
+    let new_config = config.is_some();
+    if let Some(config) = config {
+        sink.config = config;
     }
-    if topics.is_some() {
-        sink.topics = checked_topics(topics).or_raise();
+    if chosen.topics.is_some() {
+        sink.topics = checked_topics(chosen.topics).or_raise();
     }
-    if tenant.is_some() {
-        sink.tenant = given(tenant);
+    if chosen.tenant.is_some() {
+        sink.tenant = given(chosen.tenant);
     }
-    if filter.is_some() {
-        sink.filter = given(filter);
+    if chosen.filter.is_some() {
+        sink.filter = given(chosen.filter);
     }
-    if let Some(transform) = transform {
+    if let Some(transform) = chosen.transform {
         sink.transform = (transform != pg_sys::InvalidOid).then_some(transform);
     }
-    if batch_size.is_some() {
-        sink.batch_size = batch_size;
+    if chosen.batch_size.is_some() {
+        sink.batch_size = chosen.batch_size;
     }
-    if let Some(grouping) = grouping {
+    if let Some(grouping) = &chosen.grouping {
         sink.grouping = checked_grouping(grouping).or_raise();
     }
-    if let Some(isolation) = isolation {
-        sink.isolation = isolation.to_owned();
+    if let Some(isolation) = chosen.isolation {
+        sink.isolation = isolation;
     }
-    sink.enabled = enabled.unwrap_or(sink.enabled);
+    sink.enabled = chosen.enabled.unwrap_or(sink.enabled);
     let checked = check(&mut sink, code).or_raise();
-    if config.is_some() {
+    if new_config {
         may_use_files(&checked, caller).or_raise();
     }
     as_extension(|| connected(|spi| sinks::update(spi, &sink)));
@@ -181,8 +193,8 @@ impl Code {
 }
 
 /// Text that was given and is not empty.
-fn given(text: Option<&str>) -> Option<String> {
-    text.filter(|text| !text.is_empty()).map(str::to_owned)
+fn given(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.is_empty())
 }
 
 fn taken(id: &str) -> Complaint {

@@ -188,14 +188,15 @@ fn tick(call: pg_sys::FunctionCallInfo) {
 }
 
 #[pg_extern(sql = false)]
-fn prune(stream: Option<&str>) -> i64 {
+fn prune(call: pg_sys::FunctionCallInfo) -> i64 {
+    let stream = Arguments::of(call).text(0);
     as_extension(|| {
         connected(|spi| {
             rebase::settle(spi).or_raise();
-            let streams = match stream {
+            let streams = match stream.clone() {
                 Some(name) => vec![
-                    streams::named(spi, name)
-                        .ok_or_else(|| streams::unknown(name))
+                    streams::named(spi, &name)
+                        .ok_or_else(|| streams::unknown(&name))
                         .or_raise(),
                 ],
                 None => streams::all(spi),

@@ -1,6 +1,10 @@
 //! Functions that Postgres calls: arguments taken as they are, and sets given back through a tuplestore.
 
+use pgrx::callconv::{BoxRet, FcInfo};
 use pgrx::pg_sys;
+use pgrx::pgrx_sql_entity_graph::metadata::{
+    ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
+};
 
 /// The arguments of the function being called.
 #[derive(Clone, Copy)]
@@ -31,6 +35,35 @@ impl Arguments {
             .map(|datum| unsafe { super::spi::varlena_text(datum) })
     }
 
+    /// Bytes of a text.
+    pub(crate) fn text_size(&self, index: usize) -> Option<usize> {
+        // SAFETY: declared as text; the size is as if its header were the long one.
+        self.datum(index)
+            .map(|datum| unsafe { pg_sys::toast_raw_datum_size(datum) - pg_sys::VARHDRSZ })
+    }
+
+    pub(crate) fn texts(&self, index: usize) -> Option<Vec<Option<String>>> {
+        // SAFETY: declared as text[].
+        self.datum(index)
+            .map(|datum| unsafe { super::spi::text_array(datum) })
+    }
+
+    /// jsonb, as Postgres prints it.
+    pub(crate) fn json(&self, index: usize) -> Option<String> {
+        // SAFETY: declared as jsonb.
+        self.datum(index)
+            .map(|datum| unsafe { super::spi::json_text(datum) })
+    }
+
+    pub(crate) fn oid(&self, index: usize) -> Option<pg_sys::Oid> {
+        self.datum(index)
+            .map(|datum| pg_sys::Oid::from(datum.value() as u32))
+    }
+
+    pub(crate) fn bool(&self, index: usize) -> Option<bool> {
+        self.datum(index).map(|datum| datum.value() as u8 != 0)
+    }
+
     pub(crate) fn i32(&self, index: usize) -> Option<i32> {
         self.datum(index).map(|datum| datum.value() as i32)
     }
@@ -39,6 +72,37 @@ impl Arguments {
     pub(crate) fn raw(&self, index: usize) -> Option<pg_sys::Datum> {
         self.datum(index)
     }
+}
+
+/// A text to return, in the database's encoding.
+pub(crate) struct Text(pg_sys::Datum);
+
+impl Text {
+    pub(crate) fn new(text: &str) -> Self {
+        Self(super::spi::text_datum(text))
+    }
+
+    /// An argument that is a text.
+    pub(crate) fn of_argument(datum: pg_sys::Datum) -> Self {
+        Self(datum)
+    }
+}
+
+// SAFETY: the datum is a text in memory that outlives the call.
+unsafe impl BoxRet for Text {
+    unsafe fn box_into<'fcx>(self, call: &mut FcInfo<'fcx>) -> pgrx::datum::Datum<'fcx> {
+        // SAFETY: as above.
+        unsafe { call.return_raw_datum(self.0) }
+    }
+}
+
+// SAFETY: the functions that return it are declared in sql/ as returning text.
+unsafe impl SqlTranslatable for Text {
+    const TYPE_IDENT: &'static str = <&str as SqlTranslatable>::TYPE_IDENT;
+    const TYPE_ORIGIN: TypeOrigin = <&str as SqlTranslatable>::TYPE_ORIGIN;
+    const ARGUMENT_SQL: Result<SqlMappingRef, ArgumentError> =
+        <&str as SqlTranslatable>::ARGUMENT_SQL;
+    const RETURN_SQL: Result<ReturnsRef, ReturnsError> = <&str as SqlTranslatable>::RETURN_SQL;
 }
 
 /// Where a set-returning function puts its rows.

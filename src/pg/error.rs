@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgLogLevel, PgSqlErrorCode};
 
+use super::encoding;
+
 /// An error as users see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Complaint {
@@ -51,13 +53,13 @@ impl Complaint {
 
     /// Ends the statement with this error.
     pub(crate) fn raise(self) -> ! {
-        let mut report =
-            pgrx::pg_sys::panic::ErrorReport::new(self.code, self.message, "pg_outbox");
+        let message = encoding::for_message(self.message);
+        let mut report = pgrx::pg_sys::panic::ErrorReport::new(self.code, message, "pg_outbox");
         if let Some(detail) = self.detail {
-            report = report.set_detail(detail);
+            report = report.set_detail(encoding::for_message(detail));
         }
         if let Some(hint) = self.hint {
-            report = report.set_hint(hint);
+            report = report.set_hint(encoding::for_message(hint));
         }
         report.report(PgLogLevel::ERROR);
         unreachable!("an error report returns to nobody")

@@ -4,6 +4,7 @@ use std::ffi::CString;
 
 use pgrx::pg_sys;
 
+use super::encoding;
 use super::error::Complaint;
 
 /// Checks that a text is one SQL expression, and so stays one wherever it is put between brackets. Raises a syntax error.
@@ -19,7 +20,7 @@ pub(crate) fn check(text: &str) -> Result<(), Complaint> {
 
 /// Whether a text is a single statement that selects one thing from nowhere.
 fn is_one(text: &str) -> Result<bool, Complaint> {
-    let sql = CString::new(text)
+    let sql = CString::new(encoding::to_database(text))
         .map_err(|_| Complaint::bad_argument("an expression holds a zero byte"))?;
     // SAFETY: the raw parser on a terminated string gives statements; the node is a SelectStmt where its tag says so.
     Ok(unsafe {

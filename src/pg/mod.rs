@@ -7,6 +7,7 @@
 pub(crate) mod background;
 pub(crate) mod call;
 pub(crate) mod catalog;
+pub(crate) mod encoding;
 pub(crate) mod error;
 pub(crate) mod expression;
 pub(crate) mod latch;

@@ -41,6 +41,8 @@ pub(crate) struct Found {
     pub(crate) event: Event,
     pub(crate) record: Option<Record>,
     pub(crate) mark: Mark,
+    /// Whether all that is to be printed of it has a form in UTF-8.
+    pub(crate) is_sayable: bool,
 }
 
 /// A stretch of a window.
@@ -210,28 +212,35 @@ pub(crate) fn take(
     record: Option<&RecordType>,
 ) -> Option<Found> {
     // What is only carried along as a record is not spelled out.
-    let spelled = |wanted: bool, column| {
-        if want.text || wanted {
-            row.text(column)
-        } else {
-            None
-        }
+    let mut exact = true;
+    let mut spelled = |wanted: bool, column| {
+        (want.text || wanted)
+            .then(|| row.text_as_said(column, &mut exact))
+            .flatten()
     };
     let topic = spelled(want.topics.is_some(), 3).unwrap_or_default();
     let tenant = spelled(want.tenant.is_some(), 6);
     if !want.takes(&topic, tenant.as_deref()) {
         return None;
     }
+    let id = spelled(false, 2).unwrap_or_default();
+    let source = spelled(true, 4);
+    let subject = spelled(true, 5);
+    let mut printed = |column| {
+        want.text
+            .then(|| row.json_as_said(column, &mut exact))
+            .flatten()
+    };
     let event = Event {
         position: position_of(row),
-        id: spelled(false, 2).unwrap_or_default(),
+        id,
         topic,
-        source: row.text(4),
-        subject: row.text(5),
+        source,
+        subject,
         tenant,
         time: row.time(7).unwrap_or(0),
-        payload: if want.text { row.json(8) } else { None },
-        headers: if want.text { row.json(9) } else { None },
+        payload: printed(8),
+        headers: printed(9),
         part: None,
     };
     let record = record.map(|of| row.record_of(of, WIDTH));
@@ -239,6 +248,8 @@ pub(crate) fn take(
         event,
         record,
         mark,
+        // As a record, it is what it is in the table.
+        is_sayable: exact || !want.text,
     })
 }
 

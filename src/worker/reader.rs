@@ -13,6 +13,9 @@ use crate::store::transactions;
 /// Rows that a pass looks at for one sink before others get their turn, whatever its filter leaves of them.
 pub(super) const ROWS_A_PASS: usize = 20_000;
 
+/// Why an event of a database in SQL_ASCII, which takes any bytes, may not be fit for JSON.
+const UNSAYABLE: &str = "it holds text that is not valid UTF-8";
+
 /// Reads for one sink, ahead of what has been delivered.
 #[derive(Clone)]
 pub(crate) struct Reader {
@@ -152,6 +155,11 @@ impl Reader {
             Some(shaping) => shaping.apply(page.found),
             None => page.found.into_iter().map(|found| (found, None)).collect(),
         };
+        let say = |(found, problem): Shaped| {
+            let unsayable = (!found.is_sayable).then(|| UNSAYABLE.to_owned());
+            (found, problem.or(unsayable))
+        };
+        let shaped = shaped.into_iter().map(say).collect();
         Some((shaped, page.looked_at))
     }
 

@@ -4,6 +4,7 @@ use std::ffi::CString;
 
 use pgrx::{IntoDatum, pg_sys};
 
+use super::super::encoding;
 use super::super::error::Complaint;
 use super::{Record, to_pg_time};
 
@@ -15,6 +16,8 @@ pub(crate) enum Arg<'a> {
     I64(Option<i64>),
     Oid(Option<pg_sys::Oid>),
     Text(Option<&'a str>),
+    /// text, as it was handed in.
+    RawText(Option<pg_sys::Datum>),
     Texts(Option<&'a [String]>),
     /// jsonb, as text.
     Json(Option<&'a str>),
@@ -44,7 +47,7 @@ impl Arg<'_> {
             Arg::I32(_) => pg_sys::INT4OID,
             Arg::I64(_) => pg_sys::INT8OID,
             Arg::Oid(_) => pg_sys::OIDOID,
-            Arg::Text(_) => pg_sys::TEXTOID,
+            Arg::Text(_) | Arg::RawText(_) => pg_sys::TEXTOID,
             Arg::Texts(_) => pg_sys::TEXTARRAYOID,
             Arg::Json(_) | Arg::RawJson(_) => pg_sys::JSONBOID,
             Arg::Xid(_) => pg_sys::XID8OID,
@@ -61,10 +64,10 @@ impl Arg<'_> {
             Arg::I32(value) => value.into_datum(),
             Arg::I64(value) => value.into_datum(),
             Arg::Oid(value) => value.into_datum(),
-            Arg::Text(value) => value.into_datum(),
-            Arg::Texts(value) => value.map(|texts| texts.to_vec()).into_datum(),
+            Arg::Text(value) => value.map(text_datum),
+            Arg::Texts(value) => value.map(text_array),
             Arg::Json(value) => value.map(|text| input(pg_sys::JSONBOID, text)),
-            Arg::RawJson(value) => *value,
+            Arg::RawText(value) | Arg::RawJson(value) => *value,
             Arg::Xid(value) => Some(pg_sys::Datum::from(*value)),
             Arg::Xids(values) => Some(xid_array(values)),
             Arg::Snapshot(value) => value.map(|text| input(pg_sys::PG_SNAPSHOTOID, text)),
@@ -74,9 +77,37 @@ impl Arg<'_> {
     }
 }
 
+/// A text, in the memory of the statement.
+pub(in super::super) fn text_datum(text: &str) -> pg_sys::Datum {
+    let bytes = encoding::to_database(text);
+    let length = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+    // SAFETY: copies that many bytes; longer ones than Postgres allows are refused there.
+    let text = unsafe { pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), length) };
+    pg_sys::Datum::from(text)
+}
+
+fn text_array(texts: &[String]) -> pg_sys::Datum {
+    let mut datums = texts
+        .iter()
+        .map(|text| text_datum(text))
+        .collect::<Vec<_>>();
+    // SAFETY: texts are varlena, aligned as int; construct_array copies them.
+    unsafe {
+        let array = pg_sys::construct_array(
+            datums.as_mut_ptr(),
+            datums.len() as i32,
+            pg_sys::TEXTOID,
+            -1,
+            false,
+            b'i' as std::ffi::c_char,
+        );
+        pg_sys::Datum::from(array)
+    }
+}
+
 /// A value of any type from its text form.
 fn input(oid: pg_sys::Oid, text: &str) -> pg_sys::Datum {
-    let text = CString::new(text)
+    let text = CString::new(encoding::to_database(text))
         .unwrap_or_else(|_| Complaint::bad_argument("text holds a zero byte").raise());
     // SAFETY: the type's own input function, on a terminated string; it raises what it cannot read.
     unsafe {

@@ -13,13 +13,15 @@ use std::ffi::CString;
 use std::marker::PhantomData;
 
 pub(crate) use arg::Arg;
+pub(super) use arg::text_datum;
 use pgrx::pg_sys;
 pub(crate) use record::{Record, RecordType};
 pub(super) use row::to_utf8;
-pub(super) use row::varlena_text;
 pub(crate) use row::{Row, Rows};
+pub(super) use row::{json_text, text_array, varlena_text};
 pub(crate) use user::UserStatement;
 
+use super::encoding;
 use super::error::Complaint;
 
 /// A kept plan, with the types of its parameters: those of composites change when the extension is made anew.
@@ -74,7 +76,7 @@ fn plan(sql: &str, args: &[Arg]) -> pg_sys::SPIPlanPtr {
 
 fn prepare(sql: &str, args: &[Arg]) -> pg_sys::SPIPlanPtr {
     let mut types = args.iter().map(Arg::type_oid).collect::<Vec<_>>();
-    let text = CString::new(sql)
+    let text = CString::new(encoding::to_database(sql))
         .unwrap_or_else(|_| Complaint::bad_argument("a statement holds a zero byte").raise());
     // SAFETY: connected to SPI; the type list is as long as said.
     let plan =

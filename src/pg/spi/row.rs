@@ -1,11 +1,11 @@
 //! Rows that a statement returned, read without a copy in between.
 
 use std::cell::Cell;
-use std::ffi::CStr;
 use std::marker::PhantomData;
 
 use pgrx::pg_sys;
 
+use super::super::encoding;
 use super::super::error::Complaint;
 use super::record::copy_record;
 use super::{Record, RecordType, Spi, from_pg_time};
@@ -191,35 +191,42 @@ impl Row {
     }
 
     pub(crate) fn texts(&self, column: usize) -> Option<Vec<String>> {
-        use pgrx::FromDatum;
         // SAFETY: the column is text[].
         self.datum(column, pg_sys::TEXTARRAYOID)
-            .and_then(|datum| unsafe { Vec::<Option<String>>::from_datum(datum, false) })
+            .map(|datum| unsafe { text_array(datum) })
             .map(|texts| texts.into_iter().flatten().collect())
     }
 
-    /// jsonb, as Postgres prints it.
-    pub(crate) fn json(&self, column: usize) -> Option<String> {
-        // SAFETY: the column is jsonb: a varlena whose content is the root container.
-        self.datum(column, pg_sys::JSONBOID).map(|datum| unsafe {
-            let stored = datum.cast_mut_ptr::<pg_sys::varlena>();
-            let plain = pg_sys::pg_detoast_datum(stored);
-            let root = plain
-                .cast::<u8>()
-                .add(pg_sys::VARHDRSZ)
-                .cast::<pg_sys::JsonbContainer>();
-            let buffer = self.json_buffer();
-            pg_sys::JsonbToCString(buffer, root, pgrx::varsize(plain) as i32);
-            let length = usize::try_from((*buffer).len).unwrap_or(0);
-            let text = to_utf8(std::slice::from_raw_parts(
-                (*buffer).data.cast::<u8>(),
-                length,
-            ));
-            if plain != stored {
-                pg_sys::pfree(plain.cast());
-            }
-            text
+    /// text as far as it can be said in UTF-8; `exact` becomes false where it cannot.
+    pub(crate) fn text_as_said(&self, column: usize, exact: &mut bool) -> Option<String> {
+        // SAFETY: the column is text.
+        self.datum(column, pg_sys::TEXTOID).map(|datum| unsafe {
+            with_bytes(datum, |bytes| {
+                let said = encoding::from_database(bytes);
+                *exact &= said.exact;
+                said.text
+            })
         })
+    }
+
+    /// jsonb, as Postgres prints it. Raises what cannot be converted.
+    pub(crate) fn json(&self, column: usize) -> Option<String> {
+        self.printed(column, to_utf8)
+    }
+
+    /// jsonb, as Postgres prints it, as far as it can be said in UTF-8; `exact` becomes false where it cannot.
+    pub(crate) fn json_as_said(&self, column: usize, exact: &mut bool) -> Option<String> {
+        self.printed(column, |bytes| {
+            let said = encoding::from_database(bytes);
+            *exact &= said.exact;
+            said.text
+        })
+    }
+
+    fn printed(&self, column: usize, read: impl FnOnce(&[u8]) -> String) -> Option<String> {
+        // SAFETY: the column is jsonb.
+        self.datum(column, pg_sys::JSONBOID)
+            .map(|datum| unsafe { printed(datum, self.json_buffer(), read) })
     }
 
     /// Bytes that a jsonb column has once it is fetched and decompressed; cheap, nothing is fetched.
@@ -242,17 +249,33 @@ impl Row {
 }
 
 /// # Safety
-/// The datum is a text or another varlena of characters.
-pub(in super::super) unsafe fn varlena_text(datum: pg_sys::Datum) -> String {
-    // SAFETY: as the caller promises; what detoasting made is freed.
+/// The datum is a jsonb.
+pub(in super::super) unsafe fn json_text(datum: pg_sys::Datum) -> String {
+    // SAFETY: as the caller promises.
+    unsafe { printed(datum, pg_sys::makeStringInfo(), to_utf8) }
+}
+
+/// # Safety
+/// The datum is a jsonb, and the buffer an empty one.
+unsafe fn printed(
+    datum: pg_sys::Datum,
+    buffer: pg_sys::StringInfo,
+    read: impl FnOnce(&[u8]) -> String,
+) -> String {
+    // SAFETY: as the caller promises; the content of a jsonb is its root container. What detoasting made is freed.
     unsafe {
         let stored = datum.cast_mut_ptr::<pg_sys::varlena>();
-        let plain = pg_sys::pg_detoast_datum_packed(stored);
-        let bytes = std::slice::from_raw_parts(
-            pgrx::vardata_any(plain).cast::<u8>(),
-            pgrx::varsize_any_exhdr(plain),
-        );
-        let text = to_utf8(bytes);
+        let plain = pg_sys::pg_detoast_datum(stored);
+        let root = plain
+            .cast::<u8>()
+            .add(pg_sys::VARHDRSZ)
+            .cast::<pg_sys::JsonbContainer>();
+        pg_sys::JsonbToCString(buffer, root, pgrx::varsize(plain) as i32);
+        let length = usize::try_from((*buffer).len).unwrap_or(0);
+        let text = read(std::slice::from_raw_parts(
+            (*buffer).data.cast::<u8>(),
+            length,
+        ));
         if plain != stored {
             pg_sys::pfree(plain.cast());
         }
@@ -260,24 +283,65 @@ pub(in super::super) unsafe fn varlena_text(datum: pg_sys::Datum) -> String {
     }
 }
 
-pub(in super::super) fn to_utf8(bytes: &[u8]) -> String {
-    const UTF8: i32 = pg_sys::pg_enc::PG_UTF8 as i32;
-    // SAFETY: reads a setting of the database.
-    if unsafe { pg_sys::GetDatabaseEncoding() } != UTF8 {
-        // SAFETY: the bytes are valid for the call; the result is the same pointer or a terminated string.
-        unsafe {
-            let source = bytes.as_ptr().cast::<std::ffi::c_char>().cast_mut();
-            let converted = pg_sys::pg_server_to_any(source, bytes.len() as i32, UTF8);
-            if converted != source {
-                return String::from_utf8_lossy(CStr::from_ptr(converted).to_bytes()).into_owned();
-            }
-        }
+/// # Safety
+/// The datum is a text[].
+pub(in super::super) unsafe fn text_array(datum: pg_sys::Datum) -> Vec<Option<String>> {
+    let mut values = std::ptr::null_mut();
+    let mut nulls = std::ptr::null_mut();
+    let mut count = 0;
+    // SAFETY: as the caller promises; the arrays that are made are as long as is said.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        pg_sys::deconstruct_array(
+            array,
+            pg_sys::TEXTOID,
+            -1,
+            false,
+            b'i' as std::ffi::c_char,
+            &raw mut values,
+            &raw mut nulls,
+            &raw mut count,
+        );
+        (0..usize::try_from(count).unwrap_or(0))
+            .map(|index| (!*nulls.add(index)).then(|| varlena_text(*values.add(index))))
+            .collect()
     }
-    String::from_utf8(bytes.to_vec()).unwrap_or_else(|_| {
+}
+
+/// # Safety
+/// The datum is a text or another varlena of characters.
+pub(in super::super) unsafe fn varlena_text(datum: pg_sys::Datum) -> String {
+    // SAFETY: as the caller promises.
+    unsafe { with_bytes(datum, to_utf8) }
+}
+
+/// # Safety
+/// The datum is a varlena.
+unsafe fn with_bytes<R>(datum: pg_sys::Datum, read: impl FnOnce(&[u8]) -> R) -> R {
+    // SAFETY: as the caller promises; what detoasting made is freed.
+    unsafe {
+        let stored = datum.cast_mut_ptr::<pg_sys::varlena>();
+        let plain = pg_sys::pg_detoast_datum_packed(stored);
+        let result = read(std::slice::from_raw_parts(
+            pgrx::vardata_any(plain).cast::<u8>(),
+            pgrx::varsize_any_exhdr(plain),
+        ));
+        if plain != stored {
+            pg_sys::pfree(plain.cast());
+        }
+        result
+    }
+}
+
+/// Raises what is not to be said in UTF-8.
+pub(in super::super) fn to_utf8(bytes: &[u8]) -> String {
+    let said = encoding::from_database(bytes);
+    if !said.exact {
         Complaint::new(
             pgrx::PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
-            "an event holds text that is not valid UTF-8",
+            "a text is not valid UTF-8",
         )
         .raise()
-    })
+    }
+    said.text
 }
