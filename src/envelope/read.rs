@@ -1,22 +1,36 @@
 //! A CloudEvent read back into an event: what was kept of a dead letter.
 
-use serde_json::{Map, Value};
+use std::collections::BTreeMap;
 
-use super::cloudevent::DEFAULT_SOURCE;
+use serde_json::value::RawValue;
+
+use super::cloudevent::{DEFAULT_SOURCE, string};
 use super::{Event, Position};
 
 /// The event that [`write_cloudevent`](super::write_cloudevent) wrote, so that writing it again gives the same envelope. What the
-/// envelope does not tell stays untold: a source that was percent-encoded stays so, headers are attributes. A field that is missing
-/// comes out empty.
-pub(crate) fn read_cloudevent(json: &str, position: Position) -> Event {
-    let mut fields = serde_json::from_str::<Map<String, Value>>(json).unwrap_or_default();
-    let mut take = |name: &str| match fields.remove(name) {
-        Some(Value::String(text)) => Some(text),
-        _ => None,
+/// envelope does not tell stays untold: a source that was percent-encoded stays so, headers are attributes. Nothing for what is no
+/// CloudEvent.
+///
+/// Payload and headers stay text: they may be nested deeper than a parser of values goes.
+pub(crate) fn read_cloudevent(json: &str, position: Position) -> Option<Event> {
+    let mut fields = serde_json::from_str::<BTreeMap<String, &RawValue>>(json).ok()?;
+    let payload = fields.remove("data").map(|data| data.get().to_owned());
+    let mut take = |name: &str| {
+        let text = fields.remove(name)?;
+        serde_json::from_str::<String>(text.get()).ok()
     };
-    let (id, topic, source) = (take("id"), take("type"), take("source"));
-    let (subject, tenant, time) = (take("subject"), take("tenant"), take("time"));
-    let payload = fields.remove("data").map(|data| data.to_string());
+    let event = Event {
+        position,
+        id: take("id")?,
+        topic: take("type")?,
+        source: take("source").filter(|source| source != DEFAULT_SOURCE),
+        subject: take("subject"),
+        tenant: take("tenant"),
+        time: take("time").as_deref().map_or(0, microseconds),
+        payload,
+        headers: None,
+        part: None,
+    };
     for written_anew in [
         "specversion",
         "datacontenttype",
@@ -27,18 +41,25 @@ pub(crate) fn read_cloudevent(json: &str, position: Position) -> Event {
     ] {
         fields.remove(written_anew);
     }
-    Event {
-        position,
-        id: id.unwrap_or_default(),
-        topic: topic.unwrap_or_default(),
-        source: source.filter(|source| source != DEFAULT_SOURCE),
-        subject,
-        tenant,
-        time: time.as_deref().map_or(0, microseconds),
-        payload,
-        headers: (!fields.is_empty()).then(|| Value::Object(fields).to_string()),
-        part: None,
+    Some(Event {
+        headers: (!fields.is_empty()).then(|| object(&fields)),
+        ..event
+    })
+}
+
+/// The JSON text of an object.
+fn object(members: &BTreeMap<String, &RawValue>) -> String {
+    let mut json = Vec::from(*b"{");
+    for (name, value) in members {
+        if json.len() > 1 {
+            json.push(b',');
+        }
+        string(name, &mut json);
+        json.push(b':');
+        json.extend_from_slice(value.get().as_bytes());
     }
+    json.push(b'}');
+    String::from_utf8_lossy(&json).into_owned()
 }
 
 /// The extremes of RFC 3339 stand for the infinities, and lie beyond what a timestamp of the library can be.
@@ -52,6 +73,8 @@ fn microseconds(time: &str) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::super::write_cloudevent;
     use super::*;
 
@@ -82,9 +105,34 @@ mod tests {
                 ..event.clone()
             });
             assert_eq!(
-                written(&read_cloudevent(&once.to_string(), event.position)),
+                written(&read_cloudevent(&once.to_string(), event.position).unwrap()),
                 once
             );
+        }
+    }
+
+    #[test]
+    fn what_is_deep_is_kept() {
+        let payload = format!("{}1{}", "[".repeat(3000), "]".repeat(3000));
+        let json = format!(
+            r#"{{"id": "a", "type": "b", "source": "c", "data": {payload}, "h": {payload}}}"#
+        );
+        let event = read_cloudevent(&json, Position::default()).unwrap();
+        assert_eq!(event.payload, Some(payload.clone()));
+        assert_eq!(event.headers, Some(format!(r#"{{"h":{payload}}}"#)));
+    }
+
+    #[test]
+    fn what_is_no_event_is_none() {
+        for json in [
+            "",
+            "[]",
+            "1",
+            "{}",
+            r#"{"id": "a"}"#,
+            r#"{"id": 1, "type": "b"}"#,
+        ] {
+            assert_eq!(read_cloudevent(json, Position::default()), None, "{json}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::now;
-use crate::dispatch::{Checkpoint, Engine, Fate, Item, Outcome, Settled, Step, Time};
+use crate::dispatch::{Checkpoint, Engine, Failure, Fate, Item, Outcome, Settled, Step, Time};
 use crate::envelope::{Event, Position, read_cloudevent};
 use crate::pg::spi::Spi;
 use crate::settings;
@@ -108,7 +108,15 @@ impl Redelivery {
             return None;
         };
         let Letter(letter) = self.engine.get(range.start)?;
-        let event = read_cloudevent(&letter.event, letter.position);
+        let Some(event) = read_cloudevent(&letter.event, letter.position) else {
+            // Somebody has changed the row.
+            self.outcome(&Outcome::Partial(vec![Failure {
+                index: 0,
+                error: "the dead letter holds no event".to_owned(),
+                permanent: true,
+            }]));
+            return None;
+        };
         self.serial += 1;
         let serial = SERIALS | self.serial;
         self.in_flight = Some(serial);
