@@ -69,7 +69,8 @@ begin
         lag_events := case when undelivered.events > 1000
                            then greatest(undelivered.events, last_seq - case when s.at_seq < at_end then s.at_seq else s.ceiling end)
                            else undelivered.events end;
-        lag_seconds := greatest(0, extract(epoch from clock_timestamp() - undelivered.oldest));
+        -- Not the difference of the two times: an event may be of infinity, from which nothing can be taken away.
+        lag_seconds := greatest(0, extract(epoch from clock_timestamp()) - extract(epoch from undelivered.oldest));
         delivered := coalesce(s.delivered, 0);
         dead_letters := (select count(*) from outbox.dead_letters d where d.sink = s.id);
         attempts := coalesce(s.attempts, 0);
