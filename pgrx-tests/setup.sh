@@ -45,9 +45,11 @@ need_packages() {
   [ ${#missing[@]} -eq 0 ] && return
   command -v apt-get >/dev/null || die "these are missing, and there is no apt-get to install them: ${missing[*]}"
   say "installing ${missing[*]}"
-  [ -n "${apt_updated:-}" ] || as_root apt-get update -qq
+  # Some other source of packages that is out of order need not concern us.
+  [ -n "${apt_updated:-}" ] || as_root apt-get update -qq >/dev/null || say "apt-get update failed; trying all the same"
   apt_updated=yes
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+  # Errors go to standard error, and dpkg's progress to standard output.
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
 # The server's Debian package makes and starts a cluster when it is installed, unless it is told not to.
@@ -56,13 +58,23 @@ need_debian_server() {
   need_packages postgresql-common
   local conf=/etc/postgresql-common/createcluster.d/pg_outbox-tests.conf
   as_root mkdir -p "${conf%/*}"
-  echo 'create_main_cluster = false' | as_root tee "$conf" >/dev/null
-  (need_packages postgresql-15) || { as_root rm -f "$conf"; return 1; }
-  as_root rm -f "$conf"
+  (
+    trap 'as_root rm -f "$conf"' EXIT
+    echo 'create_main_cluster = false' | as_root tee "$conf" >/dev/null
+    need_packages postgresql-15
+  )
 }
 
-need_rust() {
-  command -v cargo >/dev/null || die "cargo is missing: install Rust, see https://rustup.rs"
+# Rust is not ours to install. Asked first of all, before anything else is.
+check_rust() {
+  local needed found
+  needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$checkout/Cargo.toml")
+  command -v cargo >/dev/null || die "cargo is missing: install Rust $needed or later, see https://rustup.rs"
+  found=$(cd "$checkout" && rustc --version | cut -d' ' -f2)
+  printf '%s\n' "$needed" "$found" | sort -CV || die "this is Rust $found, and $needed or later is needed: rustup update"
+}
+
+need_cargo_pgrx() {
   local found
   found=$(cargo pgrx --version 2>/dev/null || true)
   [ "$found" = "cargo-pgrx $pgrx_version" ] && return
@@ -135,6 +147,7 @@ outbox_setup() {
   done
   [ ${#majors[@]} -gt 0 ] || majors=(15)
 
+  check_rust
   mkdir -p "$outbox_root" "$checkout/target"
   [ -O "$outbox_root" ] || die "$outbox_root belongs to somebody else: set OUTBOX_ROOT"
   chmod 755 "$outbox_root"
@@ -142,10 +155,10 @@ outbox_setup() {
   chmod 755 "$outbox_root"/{servers,templates,run}
   ln -sfn "$outbox_root" "$checkout/target/testbed"
 
-  need_packages gcc libc6-dev make cmake pkg-config clang libclang-dev
+  need_packages ca-certificates gcc libc6-dev make cmake pkg-config clang libclang-dev
   need_debian_server # also for its user `postgres`, who runs the servers when we are root
   need_packages postgresql-server-dev-15 ${bench:+postgresql-15-pgq3}
-  need_rust
+  need_cargo_pgrx
   local major
   for major in "${majors[@]}"; do
     case $major in
