@@ -12,8 +12,8 @@ use scene::{
 };
 use serde_json::json;
 
-/// A server that logs as much of statements as it can. `log_statement` is left off: it is the administrator's order to log
-/// every statement as it came, and `log_min_duration_statement` says the same of those that got as far as to be run.
+/// A server that logs as much of statements as it can, but for `log_statement`: that one is logged before it can be known what
+/// an EXECUTE or a function of somebody else will call.
 fn talkative() -> Cluster {
     quick()
         .setting("log_min_duration_statement", "0")
@@ -100,6 +100,19 @@ fn setting_a_secret_shows_it_nowhere() {
     assert_unseen(&cluster, &["value-of-", "value-among-"]);
     // The log does say that there was something.
     assert!(cluster.log().contains("a statement that holds secrets"));
+}
+
+#[test]
+fn not_even_when_every_statement_is_logged() {
+    let cluster = quick().setting("log_statement", "all").start();
+    let mut db = cluster.connect();
+    let literal = "select outbox.set_secret('hook', array['value-of-a-literal'])";
+    db.run(literal);
+    db.execute(literal, &[]).unwrap();
+    let values = ["value-of-a-parameter"];
+    db.execute("select outbox.set_secret($1, $2)", &[&"hook", &&values[..]])
+        .unwrap();
+    assert_unseen(&cluster, &["value-of-"]);
 }
 
 #[test]
