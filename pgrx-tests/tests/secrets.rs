@@ -73,9 +73,9 @@ fn setting_a_secret_shows_it_nowhere() {
     let mut db = cluster.connect();
     let literal = |value: &str| format!("select outbox.set_secret('hook', array['{value}'])");
     db.run(&literal("value-of-a-simple-query"));
-    db.run(&format!(
-        "begin; SELECT  Outbox . \"set_secret\" ('hook', array['value-among-others']); select 1; commit"
-    ));
+    db.run(
+        "begin; SELECT  Outbox . \"set_secret\" ('hook', array['value-among-others']); select 1; commit",
+    );
     db.execute(&literal("value-of-an-extended-query"), &[])
         .unwrap();
     let with_parameters = db.prepare("select outbox.set_secret($1, $2)").unwrap();

@@ -49,6 +49,11 @@ impl Snapshot {
         xid < self.xmin || (xid < self.xmax && self.running.binary_search(&xid).is_err())
     }
 
+    /// Whether all of these are unfinished, or yet to come.
+    pub fn sees_none_of(&self, xids: &[u64]) -> bool {
+        !xids.iter().any(|&xid| self.sees(xid))
+    }
+
     /// The same snapshot with a transaction taken for running: a session's own one, which its
     /// snapshots leave out.
     pub fn with_running(mut self, xid: u64) -> Self {

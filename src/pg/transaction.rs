@@ -35,6 +35,20 @@ pub(crate) fn run<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
         .execute()
 }
 
+/// Runs `body` under a snapshot of this moment, where the open transaction takes more than one. What a statement sees is as old as the
+/// statement: a lease that is taken in the middle of it may have been held since, and what its holder has read and saved is newer.
+pub(crate) fn under_new_snapshot<R>(body: impl FnOnce() -> R) -> R {
+    // SAFETY: a transaction is open. The snapshot is popped after the body, or by the end of the (sub)transaction after an error.
+    unsafe {
+        pg_sys::CommandCounterIncrement();
+        pg_sys::PushCopiedSnapshot(pg_sys::GetTransactionSnapshot());
+        pg_sys::UpdateActiveSnapshotCommandId();
+        let value = body();
+        pg_sys::PopActiveSnapshot();
+        value
+    }
+}
+
 /// Runs `body` in a subtransaction of the open transaction: an error undoes only what `body` did, and is returned.
 /// A cancel request is not swallowed: it goes on upwards.
 pub(crate) fn nested<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {

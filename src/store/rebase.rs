@@ -114,19 +114,22 @@ fn rebase(spi: &Spi, stream: &Stream) {
     stream.look(spi, &mut floors);
 
     // One statement, so one snapshot: what that does not see keeps its id and comes in a later window. What was written here since
-    // the extension was made is new to every cursor, whatever the old ids say. What this very transaction has written is left
-    // alone: it is not committed yet.
+    // the extension was made is new to every cursor, whatever the old ids say; but what one transaction has put there with several
+    // ids, it has restored. What this very transaction has written is left alone: it is not committed yet.
     let sql = format!(
         "with now as materialized (
              select n.snapshot, n.own, (pg_snapshot_xmin(n.snapshot)::text::numeric - 1)::text::xid8 as v
                from (select pg_current_snapshot() as snapshot, coalesce(pg_current_xact_id_if_assigned(), '0'::xid8) as own) n
          ), local as materialized (
              select min(k.since_xid) as since from outbox.clusters k where k.system_identifier = $2
+         ), restored as materialized (
+             select e.xmin::text as by from {relation} e group by 1 having count(distinct e.txid) > 1
          ), cursor as materialized (
              select c.name, c.window_no, coalesce(s.\"grouping\" = 'transaction', false) as by_transaction,
                     (select min(e.seq) from {relation} e
                       where e.txid <> now.own
-                        and (e.txid between local.since and pg_snapshot_xmax(now.snapshot) or not case
+                        and ((e.txid between local.since and pg_snapshot_xmax(now.snapshot)
+                              and not exists (select from restored r where r.by = e.xmin::text)) or not case
                             when c.window_no is null then (e.txid, e.seq) <= (c.txid, c.seq)
                             when pg_visible_in_snapshot(e.txid, c.done) then true
                             when not pg_visible_in_snapshot(e.txid, c.upto) then false

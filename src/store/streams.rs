@@ -89,9 +89,12 @@ impl Stream {
 }
 
 impl Horizon {
-    /// The window that follows `window` and ends here; none if nothing can have been committed in between.
+    /// The window that follows `window` and ends here; none if nothing can have been committed in between, or if this is the older
+    /// one: then somebody else has opened the window since.
     pub(crate) fn window_after(&self, window: &Window, floors: &mut Floors) -> Option<Window> {
-        (self.snapshot != window.upto).then(|| {
+        let is_older = self.snapshot.xmax() < window.upto.xmax()
+            || !window.upto.sees_none_of(self.snapshot.running());
+        (self.snapshot != window.upto && !is_older).then(|| {
             window.next(
                 self.snapshot.clone(),
                 self.last_seq,

@@ -9,7 +9,7 @@ use crate::envelope::Position;
 use crate::pg::call::TupleStore;
 use crate::pg::error::Complaint;
 use crate::pg::spi::{Arg, Spi};
-use crate::pg::{lock, xact};
+use crate::pg::{lock, transaction, xact};
 use crate::store::cursors::{self, Handed};
 use crate::store::events::{self, Found};
 use crate::store::sinks::{Grouping, SinkRow};
@@ -31,6 +31,15 @@ pub(crate) fn poll(
         // A consumer whose transaction fails holds nothing.
         xact::give_back_at_abort(sink.number);
     }
+    transaction::under_new_snapshot(|| poll_leased(spi, sink, max_events, store))
+}
+
+fn poll_leased(
+    spi: &Spi,
+    sink: &SinkRow,
+    max_events: usize,
+    store: &TupleStore,
+) -> Result<(), Complaint> {
     let stream = streams::named(spi, &sink.stream).ok_or_else(|| streams::unknown(&sink.stream))?;
     let Some(cursor) = cursors::load(spi, &sink.id, false) else {
         return Ok(());

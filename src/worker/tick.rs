@@ -9,7 +9,7 @@ use super::io::Io;
 use super::now;
 use crate::dispatch::{Floors, Outcome};
 use crate::pg::spi::Spi;
-use crate::pg::{latch, lock};
+use crate::pg::{latch, lock, transaction};
 use crate::settings;
 use crate::sinks::{Batch, Defaults};
 use crate::store::sinks::{self, Version};
@@ -44,7 +44,7 @@ fn pass(spi: &Spi, version: &Version) -> Passed {
         Taken::Pull => (0, "pull", None),
         Taken::Gone => (0, "gone", None),
         Taken::Unfit(problem) => (0, "failed", Some(problem)),
-        Taken::Course(mut course) => drive(spi, &mut course),
+        Taken::Course(mut course) => transaction::under_new_snapshot(|| drive(spi, &mut course)),
     };
     Passed {
         sink: version.id.clone(),

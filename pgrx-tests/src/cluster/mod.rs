@@ -48,6 +48,7 @@ pub enum Mode {
 pub struct Builder {
     major: u32,
     extension: bool,
+    apart: bool,
     settings: Vec<(String, String)>,
 }
 
@@ -78,6 +79,12 @@ impl Builder {
         self
     }
 
+    /// With a system identifier of its own. Otherwise clusters are copies of one another, which share theirs.
+    pub fn apart(mut self) -> Self {
+        self.apart = true;
+        self
+    }
+
     /// Whether commits reach the disk. Default: no, since a test never crashes the machine.
     pub fn fsync(self, on: bool) -> Self {
         self.setting("fsync", if on { "on" } else { "off" })
@@ -89,7 +96,11 @@ impl Builder {
         let folder = new_folder("c");
         give_to_server(&folder);
         let data = folder.join("data");
-        template::copy_to(self.major, &data);
+        if self.apart {
+            template::make(self.major, &data);
+        } else {
+            template::copy_to(self.major, &data);
+        }
 
         let mut conf = OpenOptions::new()
             .append(true)
@@ -139,6 +150,7 @@ impl Cluster {
         Builder {
             major: major(),
             extension: true,
+            apart: false,
             settings: Vec::new(),
         }
     }
@@ -338,7 +350,9 @@ impl Cluster {
         let mut program = client_program(self.major, name);
         program.env("PGHOST", &self.folder);
         program.env("PGPORT", self.port.to_string());
-        program.env("PGUSER", "postgres").env("PGDATABASE", DATABASE);
+        program
+            .env("PGUSER", "postgres")
+            .env("PGDATABASE", DATABASE);
         program
     }
 

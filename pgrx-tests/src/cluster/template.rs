@@ -42,7 +42,8 @@ fn template(major: u32) -> PathBuf {
     path
 }
 
-fn make(major: u32, path: &Path) {
+/// Makes a data folder with the database in it.
+pub(super) fn make(major: u32, path: &Path) {
     let _ = fs::remove_dir_all(path);
     fs::create_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     give_to_server(path);

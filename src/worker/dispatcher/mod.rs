@@ -83,6 +83,9 @@ pub(super) struct Dispatcher {
     /// As counted at the last thorough look, and when the next one is due if nobody has counted.
     known_changes: Option<u32>,
     next_thorough: Instant,
+    /// Sinks that the last transaction has taken. What it saw may be older than what their last holders had come to: they are read
+    /// in the next one.
+    just_taken: Vec<String>,
     /// The extension is being dropped or altered just now, or a dump is being restored.
     held: bool,
     /// The cursors may come from another cluster.
@@ -153,6 +156,7 @@ impl Dispatcher {
             thorough: true,
             known_changes: None,
             next_thorough: now,
+            just_taken: Vec::new(),
             held: false,
             check_cursors: true,
             changing: false,

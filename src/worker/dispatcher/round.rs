@@ -59,6 +59,7 @@ impl Dispatcher {
             || changes != self.known_changes
             || Instant::now() >= self.next_thorough
             || self.waiting.values().any(|waiting| waiting.again <= at);
+        self.just_taken.clear();
         let end = transaction::run(|| {
             let Some(extension) = catalog::extension() else {
                 return Some(End::NoExtension);
@@ -81,6 +82,12 @@ impl Dispatcher {
             connected(|spi| {
                 if look {
                     if thorough {
+                        if rebase::if_moved(spi, std::mem::take(&mut self.check_cursors)) {
+                            // This transaction does not see what it has just made of the events.
+                            self.let_all_go();
+                            self.look_at_all();
+                            return;
+                        }
                         self.look_at_sinks(spi);
                         self.thorough = false;
                         self.known_changes = changes;
@@ -88,7 +95,7 @@ impl Dispatcher {
                     }
                     self.look_at_streams(spi, xid);
                     self.looked_at_xid = xid;
-                    self.stale = false;
+                    self.stale = !self.just_taken.is_empty();
                     self.next_look = Instant::now() + self.poll_interval();
                 }
                 let (seen, floors) = (&self.seen, &mut self.floors);
@@ -163,9 +170,6 @@ impl Dispatcher {
 
     /// Sees which sinks and streams there are, and how they changed.
     fn look_at_sinks(&mut self, spi: &Spi) {
-        if rebase::if_moved(spi, std::mem::take(&mut self.check_cursors)) {
-            self.let_all_go();
-        }
         let mut versions = sinks::versions(spi);
         if let Some(only) = &self.only {
             versions.retain(|version| version.id == *only);
@@ -194,8 +198,8 @@ impl Dispatcher {
             };
             self.seen.insert(stream.name.clone(), seen);
         }
-        for course in self.courses.values_mut() {
-            course.has_more = true;
+        for (id, course) in &mut self.courses {
+            course.has_more |= !self.just_taken.contains(id);
         }
     }
 

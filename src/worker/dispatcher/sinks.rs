@@ -64,6 +64,8 @@ impl Dispatcher {
                 if matches!(course.target, Target::Network) {
                     self.open(&course);
                 }
+                course.has_more = false;
+                self.just_taken.push(version.id.clone());
                 self.courses.insert(version.id.clone(), *course);
             }
             Taken::Leased => self.wait_for(version, LEASE_RETRY, 0),
