@@ -203,7 +203,7 @@ fn one_that_fails_again_stays_once_another_has_gone_through() {
         (left.id(), left.error.as_str()),
         ("n2", "HTTP 500 Internal Server Error")
     );
-    assert!(left.attempts >= 1 + 5, "{left:?}");
+    assert!(left.attempts > 5, "{left:?}");
 
     // An event of the stream does so, too.
     let before = left.attempts;
