@@ -195,12 +195,12 @@ fn change_rows(db: &mut Client, writer: usize) {
     for step in 0..50 {
         let pick = (step * 7 + writer * 3) % 11;
         db.run("begin");
-        if pick % 3 == 0 {
+        if pick.is_multiple_of(3) {
             db.run("insert into elsewhere default values");
         }
         // In the order of the keys, so that writers do not deadlock.
         for key in 0..4 {
-            if (step + writer + key) % 3 == 0 {
+            if (step + writer + key).is_multiple_of(3) {
                 continue;
             }
             let change = format!(
