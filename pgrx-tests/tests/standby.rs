@@ -88,7 +88,10 @@ fn a_standby_is_quiet_and_readable_and_carries_on_when_promoted() {
         a.waiting_for.as_deref(),
         Some("the primary, or the promotion of this standby")
     );
-    assert_eq!(scene::status(&mut there, "f").lag_events, 0);
+    // The save of a cursor is not flushed at once, and comes when it is.
+    until("the cursor of f to come over", || {
+        (scene::status(&mut there, "f").lag_events == 0).then_some(())
+    });
     assert_eq!(scene::status(&mut there, "p").lag_events, 16);
     for (statement, sqlstate) in [
         ("select outbox.emit('x')", "25006"),
