@@ -1,8 +1,9 @@
 -- Cursors: where a reader of a stream stands. Forward only.
 
+-- Tables that belong to the dump do not refer to each other: a parallel pg_restore fills them in any order.
 create table outbox.cursors (
     name         text primary key,
-    stream       text not null references outbox.streams (name),
+    stream       text not null,
     txid         xid8 not null,
     seq          bigint not null,
     updated_at   timestamptz not null default clock_timestamp(),

@@ -4,7 +4,7 @@ create table outbox.sinks (
     id         text primary key check (id ~ '^[A-Za-z0-9._@-]{1,100}$'),
     kind       text not null,
     config     jsonb not null default '{}' check (jsonb_typeof(config) = 'object'),
-    stream     text not null references outbox.streams (name),
+    stream     text not null,
     start      text not null,
     topics     text[],
     tenant     text,
@@ -31,7 +31,7 @@ create trigger outbox_change after insert or update or delete on outbox.sinks fo
 
 -- How a sink that is not simply flowing is doing. Written on failures and on recovery, never on the way of a good delivery.
 create table outbox.sink_health (
-    sink            text primary key references outbox.sinks (id) on delete cascade,
+    sink            text primary key,
     state           text not null,
     attempts        int not null default 0,
     last_error      text,
@@ -125,6 +125,7 @@ begin
         perform outbox.no_such_sink(id);
     end if;
     delete from outbox.cursors c where c.name = 'sink:' || drop_sink.id;
+    delete from outbox.sink_health h where h.sink = drop_sink.id;
     delete from outbox.sink_grants g where g.sink = drop_sink.id;
 end $$;
 comment on function outbox.drop_sink(text) is

@@ -74,7 +74,6 @@ begin
             payload jsonb,
             headers jsonb default nullif(current_setting('outbox.headers', true), '')::jsonb
         )$sql$, relation);
-    execute format('revoke all on type outbox.%I from public', relation);
     execute format('create index %I on outbox.%I (txid, seq)', relation || '_position', relation);
     execute format('create trigger outbox_wake before insert on outbox.%I for each statement execute function outbox.wake()', relation);
     execute format('comment on table outbox.%I is %L', relation, 'events of the stream ' || name || '; the position of an event is (txid, seq)');

@@ -97,6 +97,9 @@ fn create_sink(call: pg_sys::FunctionCallInfo) {
             let stream = streams::named(spi, &sink.stream)
                 .ok_or_else(|| streams::unknown(&sink.stream))
                 .or_raise();
+            if !streams::hold(spi, &sink.stream) {
+                streams::unknown(&sink.stream).raise();
+            }
             let (place, pair) = starting_place(spi, &stream, sink.grouping, &start).or_raise();
             let new = NewSink {
                 sink: &sink,

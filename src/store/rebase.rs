@@ -115,11 +115,11 @@ fn rebase(spi: &Spi, stream: &Stream) {
 
     // One statement, so one snapshot: what that does not see keeps its id and comes in a later window. What was written here since
     // the extension was made is new to every cursor, whatever the old ids say; but what one transaction has put there with several
-    // ids, it has restored. What this very transaction has written is left alone: it is not committed yet.
+    // ids, it has restored. What this very transaction has written is moved, too: it is committed with its new id, or not at all.
     let sql = format!(
         "with now as materialized (
-             select n.snapshot, n.own, (pg_snapshot_xmin(n.snapshot)::text::numeric - 1)::text::xid8 as v
-               from (select pg_current_snapshot() as snapshot, coalesce(pg_current_xact_id_if_assigned(), '0'::xid8) as own) n
+             select n.snapshot, (pg_snapshot_xmin(n.snapshot)::text::numeric - 1)::text::xid8 as v
+               from (select pg_current_snapshot() as snapshot) n
          ), local as materialized (
              select min(k.since_xid) as since from outbox.clusters k where k.system_identifier = $2
          ), restored as materialized (
@@ -127,47 +127,48 @@ fn rebase(spi: &Spi, stream: &Stream) {
          ), cursor as materialized (
              select c.name, c.window_no, coalesce(s.\"grouping\" = 'transaction', false) as by_transaction,
                     (select min(e.seq) from {relation} e
-                      where e.txid <> now.own
-                        and ((e.txid between local.since and pg_snapshot_xmax(now.snapshot)
-                              and not exists (select from restored r where r.by = e.xmin::text)) or not case
+                      where (e.txid between local.since and greatest(pg_snapshot_xmax(now.snapshot), $3)
+                             and not exists (select from restored r where r.by = e.xmin::text))
+                         or not case
                             when c.window_no is null then (e.txid, e.seq) <= (c.txid, c.seq)
                             when pg_visible_in_snapshot(e.txid, c.done) then true
                             when not pg_visible_in_snapshot(e.txid, c.upto) then false
                             when s.\"grouping\" = 'transaction' then
                                 ((select max(x.seq) from {relation} x where x.txid = e.txid), e.seq) <= (c.at_group, c.at_seq)
                             else e.seq <= c.at_seq
-                        end)) as first
+                        end) as first
                from now cross join local cross join outbox.cursors c left join outbox.sinks s on c.name = 'sink:' || s.id
               where c.stream = $1
          ), moved as (
              update {relation} e
                 set txid = now.v, id = coalesce(e.id, outbox.event_id(e.id, $1, e.txid, e.seq, e.\"time\"))
-               from now where e.txid <> now.own
+               from now where e.txid <> now.v
          )
-         select now.v, now.own, now.snapshot::text, (select max(e.seq) from {relation} e where e.txid <> now.own),
-                c.name, c.window_no, c.by_transaction, c.first
+         select now.v, now.snapshot::text, (select max(e.seq) from {relation} e), c.name, c.window_no, c.by_transaction, c.first
            from now left join cursor c on true",
     );
     let args = [
         Arg::Text(Some(&stream.name)),
         Arg::I64(Some(catalog::system_identifier())),
+        Arg::Xid(catalog::next_xid()),
     ];
     let rows = spi.write(&sql, &args).map(|row| {
-        let snapshot = row.text(2).and_then(|text| text.parse::<Snapshot>().ok());
+        let snapshot = row.text(1).and_then(|text| text.parse::<Snapshot>().ok());
         let snapshot = snapshot.unwrap_or_else(Snapshot::empty);
         let now = Now {
             v: row.xid(0).unwrap_or(0),
-            seen: match row.xid(1) {
-                Some(own) if own > 0 => snapshot.with_running(own),
-                _ => snapshot,
+            // What this transaction writes after this is not committed either.
+            seen: match catalog::own_xid() {
+                Some(own) => snapshot.with_running(own),
+                None => snapshot,
             },
-            greatest: row.i64(3).unwrap_or(0),
+            greatest: row.i64(2).unwrap_or(0),
         };
-        let cursor = row.text(4).map(|name| Cursor {
+        let cursor = row.text(3).map(|name| Cursor {
             name,
-            window_no: row.i64(5),
-            by_transaction: row.bool(6).unwrap_or(false),
-            first: row.i64(7),
+            window_no: row.i64(4),
+            by_transaction: row.bool(5).unwrap_or(false),
+            first: row.i64(6),
         });
         (now, cursor)
     });

@@ -49,6 +49,16 @@ pub(crate) fn named(spi: &Spi, name: &str) -> Option<Stream> {
     .first(stream)
 }
 
+/// Keeps a stream from being dropped until the transaction ends. False if it is gone.
+pub(crate) fn hold(spi: &Spi, name: &str) -> bool {
+    use crate::pg::spi::Arg;
+    let held = spi.write(
+        "select from outbox.streams where name = $1 for key share",
+        &[Arg::Text(Some(name))],
+    );
+    held.count() == 1
+}
+
 /// The error for a stream that does not exist.
 pub(crate) fn unknown(name: &str) -> Complaint {
     Complaint::unknown(format!("stream \"{name}\" does not exist"))

@@ -36,6 +36,7 @@ fn abilities(db: &mut Client, role: &str) -> BTreeSet<String> {
          union all
          select 'usage on type ' || t.oid::regtype from pg_type t
           where t.typnamespace = 'outbox'::regnamespace and t.typcategory <> 'A' and has_type_privilege('{role}', t.oid, 'usage')
+            and t.typrelid not in (select c.oid from pg_class c where c.relkind <> 'c')
          union all
          select what || ' on table ' || c.oid::regclass
            from pg_class c, unnest(array['select', 'insert', 'update', 'delete', 'truncate', 'references', 'trigger']) what

@@ -26,7 +26,8 @@ fn public_has_nothing() {
           where c.relnamespace = 'outbox'::regnamespace and a.grantee = 0
          union all
          select 'type ' || t.oid::regtype from pg_type t cross join aclexplode(coalesce(t.typacl, acldefault('T', t.typowner))) a
-          where t.typnamespace = 'outbox'::regnamespace and t.typcategory <> 'A' and a.grantee = 0",
+          where t.typnamespace = 'outbox'::regnamespace and t.typcategory <> 'A' and a.grantee = 0
+            and t.typrelid not in (select c.oid from pg_class c where c.relkind <> 'c')",
     );
     assert_eq!(open, Vec::<String>::new());
     assert_eq!(abilities(&mut db, "nobody"), BTreeSet::new());
