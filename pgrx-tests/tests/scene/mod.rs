@@ -1,6 +1,9 @@
 //! A cluster whose dispatcher loses no time, and what tests of deliveries ask of it again and again.
 #![allow(dead_code, reason = "each file of tests needs a part of it")]
 
+pub mod picky;
+pub mod unseen;
+
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
@@ -53,6 +56,11 @@ pub fn emit(db: &mut Client, numbers: RangeInclusive<i64>) {
 /// The ids of the events that [`emit`] wrote.
 pub fn ids(numbers: impl IntoIterator<Item = i64>) -> Vec<String> {
     numbers.into_iter().map(|n| format!("n{n}")).collect()
+}
+
+/// The ids of 1 to `last` but for these.
+pub fn ids_without(last: i64, these: &[i64]) -> Vec<String> {
+    ids((1..=last).filter(|n| !these.contains(n)))
 }
 
 /// A row of `outbox.status`.
