@@ -396,3 +396,46 @@ fn holders_that_come_and_go_lose_nothing() {
     assert_eq!(arrived, ids(1..=last));
     expect_noted(&mut db, "f", &ids(1..=last));
 }
+
+/// What a statement sees is as old as the statement. Between its beginning and the moment in which it takes the lease, somebody else
+/// may have come further than it sees.
+#[test]
+fn a_statement_that_is_older_than_its_lease_skips_nothing() {
+    let cluster = Cluster::builder().preload(false).start();
+    let mut db = cluster.connect();
+    db.run("select outbox.create_sink('p', 'pull')");
+    noting_sink(&mut db, "f", "");
+    emit(&mut db, 1..=3);
+    db.run("select pg_advisory_lock(7)");
+    let mut first = cluster.connect();
+    let waits = "select exists (select from pg_locks where locktype = 'advisory' and not granted)";
+    thread::scope(|scope| {
+        let polling = scope.spawn(|| {
+            cluster.connect().all::<String>(
+                "select p.id from (select pg_advisory_lock_shared(7)) l, lateral outbox.poll('p', 100) p",
+            )
+        });
+        let ticking = scope.spawn(|| {
+            cluster.connect().one::<String>(
+                "select concat_ws('|', t.delivered, t.outcome) from (select pg_advisory_lock_shared(7)) l, lateral outbox.tick('f') t",
+            )
+        });
+        until("both to have begun", || {
+            (db.one::<bool>(waits)
+                && db.one::<i64>("select count(*) from pg_locks where not granted") == 2)
+                .then_some(())
+        });
+        // New events, and a holder that stops in the middle of them.
+        emit(&mut first, 4..=40);
+        assert_eq!(
+            first.all::<String>("select id from outbox.poll('p', 30)"),
+            ids(1..=30)
+        );
+        assert!(first.one::<bool>("select outbox.ack('p')"));
+        assert_eq!(outcomes(&mut first)[0], "f|20|delivered");
+        db.run("select pg_advisory_unlock(7)");
+        assert_eq!(polling.join().unwrap(), ids(31..=40));
+        assert_eq!(ticking.join().unwrap(), "20|delivered");
+    });
+    expect_noted(&mut db, "f", &ids(1..=40));
+}

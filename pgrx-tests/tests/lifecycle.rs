@@ -597,3 +597,40 @@ fn an_idle_database_stays_idle() {
         (xacts(&mut admin) == before).then_some(())
     });
 }
+
+#[test]
+fn whoever_holds_the_table_of_one_stream_stops_nobody_else() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    db.run("select outbox.create_stream('billing'), outbox.create_stream('going')");
+    http_sink(&mut db, "a", &receiver, json!({}), "");
+    let bills = Receiver::start();
+    http_sink(&mut db, "b", &bills, json!({}), "stream => 'billing'");
+    db.run("create table taken (id text)");
+    db.run("create function take(e outbox.event[]) returns void language sql as 'insert into public.taken select id from unnest(e)'");
+    db.run(r#"select outbox.create_sink('f', 'function', config => '{"function": "take"}', stream => 'billing')"#);
+    emit(&mut db, 1..=1);
+    receiver.wait_for(1);
+    db.run("select outbox.emit('bill', id => 'b1', stream => 'billing')");
+    bills.wait_for(1);
+    let mut holder = cluster.connect();
+    for statement in [
+        "lock table outbox.billing in access exclusive mode",
+        "alter table outbox.billing set (fillfactor = 90)",
+        "select outbox.drop_stream('going')",
+    ] {
+        let n = i64::try_from(receiver.count()).unwrap() + 1;
+        db.run("select outbox.emit('bill', stream => 'billing')");
+        holder.run(&format!("begin; {statement}"));
+        for n in n..n + 10 {
+            emit(&mut db, n..=n);
+            receiver.wait_for(usize::try_from(n).unwrap());
+        }
+        holder.run("rollback");
+    }
+    bills.wait_for(4);
+    until("the function to have had all", || {
+        (db.one::<i64>("select count(*) from taken") == 4).then_some(())
+    });
+}

@@ -201,9 +201,16 @@ fn prune(call: pg_sys::FunctionCallInfo) -> i64 {
                 ],
                 None => streams::all(spi),
             };
-            let mut removed = 0;
-            for mut stream in streams {
+            // All are sampled before this transaction gets an id.
+            let sampled = streams.into_iter().map(|stream| {
                 let mut floors = Floors::default();
+                if lock::hold_table(stream.oid) {
+                    stream.look(spi, &mut floors);
+                }
+                (stream, floors)
+            });
+            let mut removed = 0;
+            for (mut stream, mut floors) in sampled.collect::<Vec<_>>() {
                 let mut behind = stream.pruned_seq;
                 loop {
                     let step = retention::step(

@@ -161,6 +161,14 @@ pub(crate) fn database_is_wanted(database: pg_sys::Oid) -> bool {
     is_taken(&tag, pg_sys::RowExclusiveLock as i32)
 }
 
+/// Holds a table for reading until the open transaction ends; false if somebody holds it, or waits for it, against readers: whoever
+/// drops or rewrites one stream's table must not stop those who read another's.
+pub(crate) fn hold_table(table: u32) -> bool {
+    let mode = pg_sys::AccessShareLock as i32;
+    // SAFETY: a transaction is open; does not wait. A table that is gone can be locked like any other.
+    unsafe { pg_sys::ConditionalLockRelationOid(pg_sys::Oid::from(table), mode) }
+}
+
 /// Holds the extension against DROP EXTENSION until the open transaction ends; false if it is being dropped just now. Taken
 /// first in every transaction of a worker, so that a drop never meets one halfway through its locks.
 pub(crate) fn hold_extension(extension: pg_sys::Oid) -> bool {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::streams::Stream;
 use crate::dispatch::Floors;
+use crate::pg::lock;
 use crate::pg::spi::{Arg, Spi};
 
 /// Events looked at in one step, which is one short transaction.
@@ -38,6 +39,13 @@ pub(crate) fn step(
         pruned_seq: stream.pruned_seq,
         more: false,
     };
+    if !lock::hold_table(stream.oid) {
+        return nothing;
+    }
+    // Before anything is removed, and before this transaction gets an id: events that are still to be committed have numbers above the
+    // floor of what is unfinished now.
+    let horizon = stream.look(spi, floors);
+    let safe = floors.below(horizon.snapshot.oldest_unseen());
     // First the stream, then its events, as outbox.drop_stream does; who holds it drops it, or prunes already.
     let held = spi.write(
         "select from outbox.streams where name = $1 for no key update skip locked",
@@ -46,9 +54,6 @@ pub(crate) fn step(
     if held.count() == 0 {
         return nothing;
     }
-    // Before anything is removed: events that are still to be committed have numbers above the floor of what is unfinished now.
-    let horizon = stream.look(spi, floors);
-    let safe = floors.below(horizon.snapshot.oldest_unseen());
     let sql = format!(
         "with head as materialized (
              select e.txid, e.seq, e.time from {relation} e where e.seq > $2 order by e.seq limit $3

@@ -12,7 +12,7 @@ use pgrx::PgLogLevel;
 use super::maintenance::in_transaction;
 use crate::dispatch::{Floors, Snapshot, Window};
 use crate::pg::spi::Arg;
-use crate::pg::transaction;
+use crate::pg::{lock, transaction};
 use crate::settings;
 use crate::store::events;
 use crate::store::streams::{Horizon, Stream};
@@ -89,6 +89,10 @@ fn tell(stream: &Stream, horizon: &Horizon, told: &mut Told, floors: &mut Floors
     }
     if settings::notify() {
         let written = in_transaction(|spi| {
+            // Whoever holds the table keeps this for a later look.
+            if !lock::hold_table(stream.oid) {
+                return false;
+            }
             let new = window
                 .as_ref()
                 .and_then(|window| events::last_of_window(spi, stream, window));
@@ -104,11 +108,16 @@ fn tell(stream: &Stream, horizon: &Horizon, told: &mut Told, floors: &mut Floors
                 let args = [Arg::Text(Some(&payload))];
                 spi.write("select pg_catalog.pg_notify('outbox', $1)", &args);
             }
+            true
         });
-        if let Err(error) = written {
-            let what = "listeners could not be notified";
-            transaction::log(PgLogLevel::WARNING, what, &error);
-            return;
+        match written {
+            Ok(Some(true)) => {}
+            Ok(_) => return,
+            Err(error) => {
+                let what = "listeners could not be notified";
+                transaction::log(PgLogLevel::WARNING, what, &error);
+                return;
+            }
         }
     }
     *told = after;

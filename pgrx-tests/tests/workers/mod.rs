@@ -88,7 +88,7 @@ pub fn until_resting(cluster: &Cluster, pid: i32) {
     let mut db = admin(cluster);
     until(&format!("process {pid} to rest"), || {
         db.one::<bool>(&format!(
-            "select state = 'idle' and wait_event_type = 'Extension' from pg_stat_activity where pid = {pid}"
+            "select coalesce(state = 'idle' and wait_event_type = 'Extension', false) from pg_stat_activity where pid = {pid}"
         ))
         .then_some(())
     });

@@ -37,6 +37,9 @@ impl Dispatcher {
                     let Some(seen) = seen.get(&course.sink.stream) else {
                         return false;
                     };
+                    if !lock::hold_table(seen.stream.oid) {
+                        return false;
+                    }
                     let floors = floors.entry(seen.stream.oid).or_default();
                     course.function_pass(spi, &seen.horizon, floors)
                 })

@@ -186,6 +186,10 @@ impl Dispatcher {
         self.seen.clear();
         self.unfinished = false;
         for stream in &self.streams {
+            if !lock::hold_table(stream.oid) {
+                self.unfinished = true;
+                continue;
+            }
             let horizon = stream.look(spi, self.floors.entry(stream.oid).or_default());
             let snapshot = &horizon.snapshot;
             self.unfinished |= snapshot.xmax() < next_xid || !snapshot.running().is_empty();
@@ -253,6 +257,7 @@ fn work(
     if matches!(course.target, Target::Network)
         && course.wants_to_read()
         && let Some(seen) = seen.get(&course.sink.stream)
+        && lock::hold_table(seen.stream.oid)
     {
         course.reader.stream.clone_from(&seen.stream);
         course.fill(
