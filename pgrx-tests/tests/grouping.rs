@@ -410,7 +410,6 @@ fn what_a_sink_leaves_out_of_a_transaction_does_not_count() {
         json!({}),
         &format!("{ask}, batch_size => 10"),
     );
-    let _answered = 0;
     for request in 1.. {
         sender.send(()).unwrap();
         receiver.wait_for_requests(request + 1);
