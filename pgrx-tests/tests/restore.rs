@@ -329,15 +329,10 @@ fn a_dump_is_restored_beside_the_original() {
 fn what_is_written_before_anybody_looks_is_delivered() {
     for higher in [false, true] {
         let from = quick().start();
+        let into = target().apart().preload(false).start();
+        burn_ids(&mut if higher { &into } else { &from }.connect(), 3_000);
         let receiver = Receiver::start();
         let mut source = filled(&from, &receiver);
-        let into = target().apart().preload(false).start();
-        if higher {
-            burn_ids(&mut into.connect(), 3_000);
-        } else {
-            burn_ids(&mut source, 3_000);
-            emit(&mut source, 1..=0);
-        }
         let fortieth = derived_id(&mut source);
         workers::admin(&into).run("create role reader");
         by_psql(&from, &into, "restored");

@@ -382,8 +382,7 @@ fn nothing_is_lost_while_everybody_writes_reads_and_prunes() {
     const LANES: i64 = 4;
     const EACH: i64 = 60;
     let done = AtomicBool::new(false);
-    let (mut pulled, mut grouped, mut read) = (Vec::new(), Vec::new(), Vec::new());
-    thread::scope(|scope| {
+    let (pulled, grouped, read) = thread::scope(|scope| {
         let writers: Vec<_> = (0..LANES)
             .map(|lane| {
                 let cluster = &cluster;
@@ -416,7 +415,7 @@ fn nothing_is_lost_while_everybody_writes_reads_and_prunes() {
                 })
             })
             .collect();
-        let mut consume = |sink: &'static str| {
+        let consume = |sink: &'static str| {
             let (cluster, done) = (&cluster, &done);
             scope.spawn(move || {
                 let mut db = cluster.connect();
@@ -464,10 +463,9 @@ fn nothing_is_lost_while_everybody_writes_reads_and_prunes() {
             writer.join().unwrap();
         }
         done.store(true, Ordering::Relaxed);
-        pulled = by_pull.join().unwrap();
-        grouped = by_group.join().unwrap();
-        read = reader.join().unwrap();
         pruner.join().unwrap();
+        let got = (by_pull.join(), by_group.join(), reader.join());
+        (got.0.unwrap(), got.1.unwrap(), got.2.unwrap())
     });
     let wanted: BTreeSet<String> = (0..LANES)
         .flat_map(|lane| ids(10_000 * lane + 1..=10_000 * lane + 2 * EACH))

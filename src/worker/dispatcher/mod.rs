@@ -116,10 +116,8 @@ pub(crate) fn main(database: pg_sys::Oid, only: Option<String>) -> ! {
     background::be_brief();
     dispatcher.await_reports();
     dispatcher.save_all();
-    // Otherwise they go on without us, and the next dispatcher finds them at work. Without shared memory nobody could tell them to end.
-    if end == End::Wanted || !shmem::is_there() {
-        std::mem::take(&mut dispatcher.helpers).terminate();
-    }
+    // Left alone they would go on, but the next dispatcher would have to ask for their leases again and again.
+    std::mem::take(&mut dispatcher.helpers).terminate();
     drop(dispatcher);
     if end == End::NoExtension {
         shmem::set_absent(database, announced);
