@@ -72,6 +72,8 @@ impl<C: GenericClient> Sql for C {
         let Some(said) = error.as_db_error() else {
             panic!("{error}\n  in: {}", shortened(sql));
         };
+        // A client hears of an error before the server has undone the statement and let go of its locks.
+        let _ = self.batch_execute("");
         Refusal {
             sqlstate: said.code().code().to_owned(),
             message: said.message().to_owned(),

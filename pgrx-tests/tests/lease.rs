@@ -226,8 +226,11 @@ fn a_slow_function_delays_nobody_else() {
     expect_noted(&mut db, "late", &ids(1..=21));
     assert_eq!(db.one::<i64>("select count(*) from noted_by_slow"), 0);
     // Whoever drops its sink waits for the call to end.
-    let pid: i32 = admin(&cluster)
-        .one("select pid from pg_stat_activity where wait_event = 'PgSleep' and datname = 'app'");
+    let sleeper =
+        "select pid from pg_stat_activity where wait_event = 'PgSleep' and datname = 'app'";
+    let pid: i32 = until("the next process for it to sleep", || {
+        admin(&cluster).all(sleeper).pop()
+    });
     thread::scope(|scope| {
         let dropping = scope.spawn(|| db.run("select outbox.drop_sink('slow')"));
         until("the drop to wait", || {

@@ -35,6 +35,8 @@ fn clean(command: &mut Command) {
             command.env_remove(name.as_ref());
         }
     }
+    // With it every error that passes Rust code comes with pages of it in the server's log.
+    command.env_remove("RUST_BACKTRACE");
     command.current_dir("/").stdin(Stdio::null());
     command.env("LC_ALL", "C.UTF-8").env("TZ", "UTC");
 }
