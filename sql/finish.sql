@@ -24,6 +24,7 @@ select pg_catalog.pg_extension_config_dump('outbox.sinks', '');
 select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.sinks', 'number'), '');
 select pg_catalog.pg_extension_config_dump('outbox.sink_health', '');
 select pg_catalog.pg_extension_config_dump('outbox.dead_letters', '');
+select pg_catalog.pg_extension_config_dump('outbox.captures', '');
 -- A role that is gone would be written as a number, and that may be somebody else's where the dump is restored.
 select pg_catalog.pg_extension_config_dump('outbox.sink_grants', 'where role in (select oid from pg_catalog.pg_roles)');
 

@@ -38,12 +38,15 @@ begin
         -- With the type one makes functions that take events.
         return next 'usage on type outbox.event';
         return query select 'select on table outbox.' || t from unnest(array[
-            'status', 'sinks', 'cursors', 'dead_letters', 'streams', 'sink_health']) t;
+            'status', 'sinks', 'cursors', 'dead_letters', 'streams', 'sink_health', 'captures']) t;
         return query select 'execute on function outbox.' || f from unnest(array[
             'sink_status()', 'tick(text)', 'start()', 'stop()', 'prune(text)',
             'create_sink(text, text, jsonb, text, text, text[], text, text, regprocedure, int, text, text, boolean)',
             'alter_sink(text, jsonb, text[], text, text, regprocedure, int, text, text, boolean)',
             'pause_sink(text)', 'resume_sink(text)', 'drop_sink(text)', 'redeliver(text, text)', 'discard(text, text)',
+            'capture(regclass, text[], text, text[], text[], text[], text, text, text, text, boolean)',
+            'alter_capture(regclass, text[], text, text[], text[], text[], text, text, text, text, boolean)',
+            'uncapture(regclass)', 'pause_capture(regclass)', 'resume_capture(regclass)', 'check_captures()',
             'create_stream(text)', 'drop_stream(text)', 'format_position(xid8, bigint, text)', 'parse_position(text)']) f;
     elsif privilege = 'secrets' then
         return next 'execute on function outbox.set_secret(text, text[])';

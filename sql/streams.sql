@@ -146,6 +146,11 @@ begin
         raise exception 'stream "%" has sinks', name
             using errcode = '2BP01', detail = format('Sink "%s" reads it.', sink), hint = 'Drop its sinks first: select outbox.drop_sink(id).';
     end if;
+    if exists (select from outbox.captures c where c.stream = drop_stream.name) then
+        raise exception 'stream "%" has captures', name
+            using errcode = '2BP01', detail = format('Table %s is captured into it.', (select min(c.relation::text) from outbox.captures c where c.stream = drop_stream.name)),
+                  hint = 'End its captures first: select outbox.uncapture(relation).';
+    end if;
     delete from outbox.cursors c where c.stream = drop_stream.name;
     delete from outbox.streams s where s.name = drop_stream.name;
     execute format('drop table %s', gone.relation);

@@ -1,11 +1,12 @@
 //! pg_outbox: a transactional outbox for PostgreSQL, and everything that carries its events out.
 //!
-//! This file only wires. Imports point downwards: `api` and `worker` use `store`, `sinks`, `envelope`, `dispatch` and `pg`; `sinks`,
+//! This file only wires. Imports point downwards: `api` and `worker` use `capture`, `store`, `sinks`, `envelope`, `dispatch` and `pg`; `sinks`,
 //! `envelope` and `dispatch` know nothing of Postgres.
 
 use pgrx::prelude::*;
 
 mod api;
+mod capture;
 mod dispatch;
 mod envelope;
 mod pg;
@@ -45,9 +46,15 @@ extension_sql_file!(
 );
 extension_sql_file!("../sql/status.sql", name = "status", requires = ["worker"]);
 extension_sql_file!(
+    "../sql/capture.sql",
+    name = "capture",
+    requires = ["status"]
+);
+extension_sql_file!("../sql/ddl.sql", name = "ddl", requires = ["capture"]);
+extension_sql_file!(
     "../sql/privileges.sql",
     name = "privileges",
-    requires = ["status"]
+    requires = ["ddl"]
 );
 extension_sql_file!(
     "../sql/finish.sql",

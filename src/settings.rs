@@ -222,6 +222,18 @@ pub(crate) fn http_timeout() -> Duration {
     milliseconds(&HTTP_TIMEOUT)
 }
 
+/// What the topics of captured changes begin with.
+pub(crate) fn topic_prefix() -> String {
+    text(&TOPIC_PREFIX)
+}
+
+/// Whether they begin with this.
+pub(crate) fn is_topic_prefix(prefix: &str) -> bool {
+    TOPIC_PREFIX
+        .get()
+        .is_some_and(|text| text.to_bytes() == prefix.as_bytes())
+}
+
 pub(crate) fn notify() -> bool {
     NOTIFY.get()
 }

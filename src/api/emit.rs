@@ -115,7 +115,7 @@ fn emit(call: pg_sys::FunctionCallInfo) -> Text {
     });
     match made_up {
         Some(id) => Text::new(&id),
-        None => Text::of_argument(args.raw(argument::ID).unwrap_or(pg_sys::Datum::from(0))),
+        None => Text::of_datum(args.raw(argument::ID).unwrap_or(pg_sys::Datum::from(0))),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The functions of schema outbox that are written in Rust: arguments checked, errors with their SQLSTATE, and no more. Their SQL
 //! declarations stand in sql/.
 
+mod capture;
 mod emit;
 mod pull;
 mod rebase;

@@ -68,6 +68,17 @@ impl Arguments {
         self.datum(index).map(|datum| datum.value() as i32)
     }
 
+    /// The type of an argument that is declared as any.
+    pub(crate) fn type_of(&self, index: usize) -> pg_sys::Oid {
+        // SAFETY: the call knows the expression that it is made by.
+        unsafe { pg_sys::get_fn_expr_argtype((*self.0).flinfo, index as i32) }
+    }
+
+    /// An argument of a strict function, of whatever type.
+    pub(crate) fn any(&self, index: usize) -> pg_sys::Datum {
+        self.datum(index).unwrap_or(pg_sys::Datum::from(0))
+    }
+
     /// The datum itself, to be passed on to a statement.
     pub(crate) fn raw(&self, index: usize) -> Option<pg_sys::Datum> {
         self.datum(index)
@@ -82,8 +93,8 @@ impl Text {
         Self(super::spi::text_datum(text))
     }
 
-    /// An argument that is a text.
-    pub(crate) fn of_argument(datum: pg_sys::Datum) -> Self {
+    /// What is a text, or what the SQL declaration says that the function returns.
+    pub(crate) fn of_datum(datum: pg_sys::Datum) -> Self {
         Self(datum)
     }
 }

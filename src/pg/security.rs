@@ -4,6 +4,8 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
+use super::exact::Printed;
+
 /// Where names of our own statements are looked up, whatever the session's search_path says.
 pub(crate) const OUR_PATH: &CStr = c"pg_catalog, outbox, pg_temp";
 
@@ -93,6 +95,50 @@ pub(crate) fn as_extension<R>(body: impl FnOnce() -> R) -> R {
     result
 }
 
+/// How values are printed the same way in every session.
+const OUR_PRINTING: [(&CStr, &CStr); 8] = [
+    (c"TimeZone", c"UTC"),
+    (c"DateStyle", c"ISO, MDY"),
+    (c"IntervalStyle", c"postgres"),
+    (c"extra_float_digits", c"1"),
+    (c"bytea_output", c"hex"),
+    (c"lc_monetary", c"C"),
+    (c"quote_all_identifiers", c"off"),
+    (c"search_path", OUR_PATH),
+];
+
+fn is_set_to(name: &CStr, value: &CStr) -> bool {
+    // SAFETY: the setting exists; its text is compared before anything can change it.
+    unsafe {
+        let current = pg_sys::GetConfigOption(name.as_ptr(), false, false);
+        !current.is_null() && CStr::from_ptr(current) == value
+    }
+}
+
+/// Runs a statement of ours that names everything with its schema and has no literal with a backslash, with the rights of the
+/// extension; it happens with every write to a captured table, so no more is set than it needs. Values are printed the same way
+/// whatever the session says.
+pub(crate) fn as_extension_printing<R>(printed: Printed, body: impl FnOnce() -> R) -> R {
+    let settings = match printed {
+        Printed::Always => &[],
+        Printed::ByZone => &OUR_PRINTING[..1],
+        Printed::BySettings => &OUR_PRINTING[..],
+    };
+    let back = Back::remember();
+    for (name, value) in settings {
+        if !is_set_to(name, value) {
+            set_local(name, value);
+        }
+    }
+    let owner = pg_sys::Oid::from(pg_sys::BOOTSTRAP_SUPERUSERID);
+    let context = back.context | pg_sys::SECURITY_LOCAL_USERID_CHANGE.cast_signed();
+    // SAFETY: as in `as_extension`.
+    unsafe { pg_sys::SetUserIdAndSecContext(owner, context) };
+    let result = body();
+    back.restore();
+    result
+}
+
 /// How names are looked up in what a user supplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Path {
@@ -143,6 +189,11 @@ pub(crate) fn current_role() -> pg_sys::Oid {
 pub(crate) fn has_rights_of(role: pg_sys::Oid, of: pg_sys::Oid) -> bool {
     // SAFETY: catalog look-ups in a transaction.
     unsafe { pg_sys::has_privs_of_role(role, of) }
+}
+
+/// Whether the session looks names up nowhere, as the scripts of pg_dump do.
+pub(crate) fn has_no_path() -> bool {
+    is_set_to(c"search_path", c"")
 }
 
 /// Whether code that a user supplied is running: what must not be done from in there asks for it.

@@ -49,6 +49,52 @@ pub(crate) fn under_new_snapshot<R>(body: impl FnOnce() -> R) -> R {
     }
 }
 
+/// Runs `body` under a snapshot of this moment whatever the transaction's isolation: for what is remembered beyond it.
+pub(crate) fn under_latest_snapshot<R>(body: impl FnOnce() -> R) -> R {
+    // SAFETY: a transaction is open. The snapshot is popped after the body, or by the end of the (sub)transaction after an error.
+    unsafe {
+        pg_sys::PushActiveSnapshot(pg_sys::GetLatestSnapshot());
+        let value = body();
+        pg_sys::PopActiveSnapshot();
+        value
+    }
+}
+
+/// The number of the command that runs in the open transaction. One that runs within another has a greater one.
+pub(crate) fn command() -> u32 {
+    // SAFETY: reads the state of the open transaction.
+    unsafe { pg_sys::GetCurrentCommandId(false) }
+}
+
+/// A subtransaction, or the transaction itself, among all that the session has had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Subtransaction {
+    /// When its transaction began.
+    since: i64,
+    id: pg_sys::SubTransactionId,
+}
+
+impl Subtransaction {
+    pub(crate) fn current() -> Self {
+        // SAFETY: reads the state of the open transaction.
+        unsafe {
+            Self {
+                since: pg_sys::GetCurrentTransactionStartTimestamp(),
+                id: pg_sys::GetCurrentSubTransactionId(),
+            }
+        }
+    }
+
+    /// Whether it is the one in force or encloses it.
+    pub(crate) fn is_open(self) -> bool {
+        // SAFETY: as above; numbers of subtransactions begin anew with each transaction.
+        unsafe {
+            self.since == pg_sys::GetCurrentTransactionStartTimestamp()
+                && pg_sys::SubTransactionIsActive(self.id)
+        }
+    }
+}
+
 /// Runs `body` in a subtransaction of the open transaction: an error undoes only what `body` did, and is returned.
 /// A cancel request is not swallowed: it goes on upwards.
 pub(crate) fn nested<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {

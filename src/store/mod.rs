@@ -1,5 +1,6 @@
 //! What is kept in tables, one file per table. SPI only: called in a transaction, on the main thread, with the extension's rights.
 
+pub(crate) mod captures;
 pub(crate) mod cursors;
 pub(crate) mod dead_letters;
 pub(crate) mod events;

@@ -1,0 +1,209 @@
+//! Partitioned tables, inheritance, TRUNCATE, and rows that replication applies.
+
+use outbox_tests::Sql;
+use postgres::Client;
+
+use super::{Change, after, quiet, short, taken};
+
+/// Operation, subject and partition.
+fn placed(changes: &[Change]) -> Vec<String> {
+    changes
+        .iter()
+        .map(|change| {
+            assert_eq!(change.source, "public.t");
+            let partition = change
+                .headers
+                .get("partition")
+                .and_then(|name| name.as_str());
+            format!("{} in {}", change.short(), partition.unwrap_or("-"))
+        })
+        .collect()
+}
+
+fn partitioned(db: &mut Client) {
+    db.run(
+        "create table t (id int, k text, n int, primary key (id, k)) partition by list (k);
+         create table t_a partition of t for values in ('a');
+         create table t_b (n int, k text not null, gone int, id int not null);
+         alter table t_b drop gone; alter table t attach partition t_b for values in ('b');
+         select outbox.capture('t', payload => 'before_after')",
+    );
+}
+
+#[test]
+fn the_root_is_the_source_and_the_partition_an_attribute() {
+    let (_cluster, mut db) = quiet();
+    partitioned(&mut db);
+    assert_eq!(
+        placed(&after(
+            &mut db,
+            "insert into t values (1, 'a', 1), (2, 'b', 2)"
+        )),
+        ["insert 1:a in -", "insert 2:b in -"]
+    );
+    assert_eq!(
+        placed(&after(
+            &mut db,
+            "insert into t_b values (3, 'b', 3); update t_b set n = 4 where id = 3; delete from t_b where id = 3"
+        )),
+        [
+            "insert 3:b in public.t_b",
+            "update 3:b in public.t_b",
+            "delete 3:b in public.t_b"
+        ]
+    );
+    // Later ones.
+    db.run("create table t_c partition of t for values in ('c') partition by hash (id); create table t_c0 partition of t_c for values with (modulus 1, remainder 0)");
+    assert_eq!(
+        placed(&after(
+            &mut db,
+            "insert into t_c0 values (5, 'c', 5); insert into t values (6, 'c', 6); insert into t_c values (7, 'c', 7)"
+        )),
+        [
+            "insert 5:c in public.t_c0",
+            "insert 6:c in -",
+            "insert 7:c in public.t_c"
+        ]
+    );
+    db.run("create table t_rest (like t including all); insert into t_rest values (9, 'z', 9); alter table t attach partition t_rest default");
+    assert_eq!(
+        placed(&after(&mut db, "update t_rest set n = 10")),
+        ["update 9:z in public.t_rest"]
+    );
+    // One that leaves takes nothing along.
+    db.run("alter table t detach partition t_rest");
+    assert_eq!(
+        short(&mut db, "insert into t_rest values (10, 'y', 0)"),
+        Vec::<String>::new()
+    );
+    assert_eq!(
+        db.one::<i64>("select count(*) from pg_trigger where tgrelid = 't_rest'::regclass"),
+        0
+    );
+    assert_eq!(
+        db.one::<i64>("select count(*) from outbox.check_captures()"),
+        0
+    );
+    let refusal = db.refused("select outbox.capture('t_a')");
+    assert_eq!(refusal.sqlstate, "42710");
+    db.run("select outbox.uncapture('t')");
+    assert_eq!(
+        db.one::<i64>("select count(*) from pg_trigger where tgname like 'outbox_capture%'"),
+        0
+    );
+}
+
+#[test]
+fn an_update_across_partitions_is_one_update() {
+    let (_cluster, mut db) = quiet();
+    partitioned(&mut db);
+    db.run("insert into t values (1, 'a', 1), (2, 'b', 2), (3, 'a', 3)");
+    taken(&mut db);
+    let changes = after(
+        &mut db,
+        "update t set k = case k when 'a' then 'b' else 'a' end, n = n * 10",
+    );
+    let mut told = changes
+        .iter()
+        .map(|change| {
+            let (before, now) = (&change.payload["before"], &change.payload["after"]);
+            assert_eq!(before["id"], now["id"]);
+            assert_eq!(before["n"].as_i64().map(|n| n * 10), now["n"].as_i64());
+            assert_ne!(before["k"], now["k"]);
+            change.short()
+        })
+        .collect::<Vec<_>>();
+    told.sort();
+    assert_eq!(told, ["update 1:a", "update 2:b", "update 3:a"]);
+}
+
+#[test]
+fn truncate_is_one_event() {
+    let (_cluster, mut db) = quiet();
+    partitioned(&mut db);
+    db.run("select outbox.alter_capture('t', operations => '{insert,truncate}')");
+    db.run("insert into t values (1, 'a', 1), (2, 'b', 2)");
+    taken(&mut db);
+    assert_eq!(placed(&after(&mut db, "truncate t")), ["truncate - in -"]);
+    assert_eq!(
+        placed(&after(&mut db, "truncate t_a, t_b")),
+        ["truncate - in public.t_a", "truncate - in public.t_b"]
+    );
+    assert_eq!(
+        placed(&after(&mut db, "begin; truncate t; truncate t_a; commit")),
+        ["truncate - in -", "truncate - in public.t_a"]
+    );
+    assert_eq!(
+        placed(&after(&mut db, "update t set n = 1; truncate t_a")),
+        ["truncate - in public.t_a"]
+    );
+    // One that came to nothing is forgotten.
+    db.run("create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$; create trigger z_no before truncate on t_b execute function no()");
+    db.run("do $$ begin truncate t; exception when others then null; end $$");
+    assert_eq!(
+        placed(&after(&mut db, "truncate t_a")),
+        ["truncate - in public.t_a"]
+    );
+}
+
+#[test]
+fn children_belong_to_their_parent() {
+    let (_cluster, mut db) = quiet();
+    db.run(
+        "create table t (id int primary key, n int); create table t_1 (extra int) inherits (t);
+         select outbox.capture('t'); create table t_2 () inherits (t, t_1)",
+    );
+    let changes = after(
+        &mut db,
+        "insert into t values (1, 1); insert into t_1 values (2, 2, 2); insert into t_2 values (3, 3)",
+    );
+    assert_eq!(
+        placed(&changes),
+        [
+            "insert 1 in -",
+            "insert 2 in public.t_1",
+            "insert 3 in public.t_2"
+        ]
+    );
+    assert_eq!(changes[1].payload.to_string(), r#"{"n":2,"id":2}"#);
+    assert_eq!(
+        short(&mut db, "update t set n = 7"),
+        ["update 1", "update 2", "update 3"]
+    );
+    assert_eq!(short(&mut db, "delete from t_1"), ["delete 2", "delete 3"]);
+    db.run("alter table t_2 no inherit t_1; alter table t_2 no inherit t");
+    assert_eq!(
+        short(&mut db, "insert into t_2 values (4, 4)"),
+        Vec::<String>::new()
+    );
+}
+
+#[test]
+fn rows_that_replication_applies_are_an_option() {
+    let (_cluster, mut db) = quiet();
+    partitioned(&mut db);
+    db.run("set session_replication_role = replica");
+    assert_eq!(
+        short(&mut db, "insert into t values (1, 'a', 1)"),
+        Vec::<String>::new()
+    );
+    db.run("reset session_replication_role; select outbox.alter_capture('t', replicated => true)");
+    assert_eq!(
+        short(&mut db, "insert into t values (2, 'a', 1)"),
+        ["insert 2:a"]
+    );
+    db.run("set session_replication_role = replica");
+    let changes = after(
+        &mut db,
+        "insert into t values (3, 'b', 1); update t set n = 2 where id = 3; update t set n = n; delete from t where id = 3",
+    );
+    assert_eq!(
+        placed(&changes),
+        [
+            "insert 3:b in public.t_b",
+            "update 3:b in public.t_b",
+            "delete 3:b in public.t_b"
+        ]
+    );
+    assert_eq!(changes[1].payload["after"]["n"], 2);
+}

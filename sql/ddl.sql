@@ -1,0 +1,105 @@
+-- Captured tables change their shape: what can go on does, and what cannot is refused then, never with the next write.
+
+create function outbox.follow_ddl() returns event_trigger
+    language c as 'MODULE_PATHNAME', 'follow_ddl_wrapper';
+comment on function outbox.follow_ddl() is 'event trigger: looks at what has become of captured tables';
+create function outbox.follow_drop() returns event_trigger
+    language c as 'MODULE_PATHNAME', 'follow_drop_wrapper';
+comment on function outbox.follow_drop() is 'event trigger: looks at what captured tables have lost';
+
+-- A column of a captured table has another name now: the one that is not there any more was it.
+create function outbox.rename_column(c outbox.captures, new_name text) returns outbox.captures
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    gone text[] := array(
+        select distinct n from unnest(c.columns || c.redact || c.key || c.tenant_column) n where n <> all (outbox.columns_of(c.relation)));
+begin
+    if new_name is not null and cardinality(gone) = 1 then
+        c.columns := array_replace(c.columns, gone[1], new_name);
+        c.redact := array_replace(c.redact, gone[1], new_name);
+        c.key := array_replace(c.key, gone[1], new_name);
+        c.tenant_column := case when c.tenant_column = gone[1] then new_name else c.tenant_column end;
+    end if;
+    -- What was to be kept out has gone by itself.
+    c.redact := nullif(array(select n from unnest(c.redact) n where n = any (outbox.columns_of(c.relation))), '{}');
+    return c;
+end $$;
+
+create function outbox.settle_capture(c outbox.captures, new_name text default null) returns void
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    gone text;
+    problem text;
+begin
+    c := outbox.rename_column(c, new_name);
+    select quote_ident(n) into gone from unnest(c.columns || c.key || c.tenant_column) n
+     where n <> all (outbox.columns_of(c.relation)) limit 1;
+    if found then
+        raise exception 'column % of table % is captured', gone, c.relation
+            using errcode = '2BP01', detail = 'The capture of the table names it.',
+                  hint = 'First change the capture with outbox.alter_capture, or end it with outbox.uncapture.';
+    end if;
+    update outbox.captures o set columns = c.columns, redact = c.redact, key = c.key, tenant_column = c.tenant_column
+     where o.relation = c.relation and (o.columns, o.redact, o.key, o.tenant_column) is distinct from (c.columns, c.redact, c.key, c.tenant_column);
+    perform outbox.arrange_triggers(c);
+    begin
+        perform outbox.try_capture(c.relation);
+    exception when others then
+        get stacked diagnostics problem = message_text;
+        raise exception 'the capture of table % would not work any more', c.relation
+            using errcode = '2BP01', detail = problem,
+                  hint = 'First change the capture with outbox.alter_capture, or end it with outbox.uncapture.';
+    end;
+end $$;
+
+create function outbox.settle_after_ddl() returns void
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    c outbox.captures;
+    stray regclass;
+    renamed text;
+begin
+    for c in
+        select o.* from outbox.captures o join pg_class r on r.oid = o.relation
+         where o.condition is not null
+            or exists (select from pg_event_trigger_ddl_commands() d
+                        where d.classid = 'pg_class'::regclass and o.relation in (select outbox.lineage_of(d.objid))
+                           or d.classid = 'pg_namespace'::regclass and d.objid = r.relnamespace)
+    loop
+        select a.attname into renamed from pg_event_trigger_ddl_commands() d
+          join pg_attribute a on a.attrelid = d.objid and a.attnum = d.objsubid
+         where d.classid = 'pg_class'::regclass and d.objid = c.relation and d.objsubid > 0;
+        perform outbox.settle_capture(c, renamed);
+    end loop;
+    -- What has left a captured table is captured no more.
+    for stray in
+        select distinct t.tgrelid from pg_trigger t
+         where t.tgfoid = 'outbox.capture_begin'::regproc
+           and not exists (select from outbox.captures o where o.relation in (select outbox.lineage_of(t.tgrelid)))
+    loop
+        perform outbox.drop_triggers(stray);
+    end loop;
+end $$;
+
+create function outbox.settle_after_drop() returns void
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    c outbox.captures;
+begin
+    delete from outbox.captures o where o.relation in (
+        select d.objid from pg_event_trigger_dropped_objects() d where d.classid = 'pg_class'::regclass and d.objsubid = 0);
+    for c in
+        select o.* from outbox.captures o
+         where o.condition is not null and exists (select from pg_event_trigger_dropped_objects() d where not d.is_temporary)
+            or exists (select from pg_event_trigger_dropped_objects() d
+                        where d.classid = 'pg_class'::regclass and d.objsubid > 0 and d.objid = o.relation)
+    loop
+        perform outbox.settle_capture(c);
+    end loop;
+end $$;
+
+create event trigger outbox_ddl on ddl_command_end
+    when tag in ('CREATE TABLE', 'CREATE TABLE AS', 'CREATE FOREIGN TABLE', 'ALTER TABLE', 'ALTER FOREIGN TABLE', 'ALTER SCHEMA', 'ALTER TYPE', 'ALTER DOMAIN',
+                 'ALTER FUNCTION', 'ALTER PROCEDURE', 'ALTER ROUTINE', 'ALTER AGGREGATE', 'ALTER OPERATOR', 'ALTER VIEW', 'REVOKE')
+    execute function outbox.follow_ddl();
+create event trigger outbox_drop on sql_drop execute function outbox.follow_drop();

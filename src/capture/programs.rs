@@ -1,0 +1,113 @@
+//! What a session keeps of the captures that it has met: statements with their plans, until the table or its capture changes.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use pgrx::pg_sys;
+
+use super::statement::{self, Statement};
+use crate::pg::exact::{Printed, printed};
+use crate::pg::firing::{Cell, Operation, Pairing};
+use crate::pg::invalidation::{self, Stale};
+use crate::pg::security::as_extension;
+use crate::pg::spi::{UserStatement, connected};
+use crate::pg::transaction;
+use crate::settings;
+use crate::store::captures::{self, Capture};
+
+/// What a capture comes to for one operation on one table.
+pub(super) struct Program {
+    pub(super) capture: Capture,
+    pub(super) insert: UserStatement,
+    pub(super) condition: Option<UserStatement>,
+    pub(super) printed: Printed,
+    statement: Statement,
+    prefix: String,
+}
+
+impl Program {
+    pub(super) fn new(capture: Capture, operation: Operation) -> Self {
+        let prefix = settings::topic_prefix();
+        let statement = statement::of(&capture, operation, &prefix);
+        let shown = statement::captured(&capture);
+        let shown = shown.iter().map(|column| printed(column.type_oid));
+        let key = capture.table_columns.iter().filter(|column| {
+            capture.key.contains(&column.name)
+                || capture.tenant_column.as_ref() == Some(&column.name)
+        });
+        let printed = shown
+            .chain(key.map(|column| printed(column.type_oid)))
+            .max()
+            .unwrap_or(Printed::Always);
+        Self {
+            insert: UserStatement::new(statement.sql.clone()),
+            condition: statement.condition.clone().map(UserStatement::new),
+            printed,
+            statement,
+            capture,
+            prefix,
+        }
+    }
+
+    pub(super) fn pairing(&self) -> Pairing<'_> {
+        Pairing {
+            cells: &self.statement.cells,
+            compared: &self.statement.compared,
+            names: self.statement.names.as_deref(),
+        }
+    }
+
+    pub(super) fn cells(&self) -> &[Cell] {
+        &self.statement.cells
+    }
+
+    /// Whether it still says what the setting says.
+    fn is_current(&self) -> bool {
+        self.capture.topic.is_some() || settings::is_topic_prefix(&self.prefix)
+    }
+}
+
+type Key = (pg_sys::Oid, Operation);
+
+thread_local! {
+    /// None for a table that no capture is found for.
+    static PROGRAMS: RefCell<HashMap<Key, Option<Rc<Program>>>> = RefCell::new(HashMap::new());
+}
+
+/// The program for an operation on a table; none if it is not captured.
+pub(super) fn of(relation: pg_sys::Oid, operation: Operation) -> Option<Rc<Program>> {
+    drop_stale();
+    let key = (relation, operation);
+    let kept = PROGRAMS.with_borrow(|programs| programs.get(&key).cloned());
+    match kept {
+        Some(Some(program)) if program.is_current() => return Some(program),
+        Some(None) => return None,
+        _ => {}
+    }
+    let program = transaction::under_latest_snapshot(|| {
+        as_extension(|| connected(|spi| captures::of(spi, relation)))
+    })
+    .map(|capture| Rc::new(Program::new(capture, operation)));
+    let replaced = PROGRAMS.with_borrow_mut(|programs| programs.insert(key, program.clone()));
+    drop(replaced);
+    program
+}
+
+fn drop_stale() {
+    invalidation::watch();
+    // Programs are dropped when nothing is borrowed any more: it frees their plans.
+    let gone = match invalidation::take() {
+        Stale::Nothing => Vec::new(),
+        Stale::Everything => PROGRAMS.take().into_values().collect(),
+        Stale::These(relations) => PROGRAMS.with_borrow_mut(|programs| {
+            let keys = programs
+                .keys()
+                .filter(|(relation, _)| relations.contains(relation))
+                .copied()
+                .collect::<Vec<_>>();
+            keys.iter().filter_map(|key| programs.remove(key)).collect()
+        }),
+    };
+    drop(gone);
+}

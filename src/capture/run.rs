@@ -1,0 +1,139 @@
+//! What happens when the trigger of a captured table fires.
+
+use std::rc::Rc;
+
+use super::order::{self, Ended};
+use super::programs::{self, Program};
+use crate::pg::catalog;
+use crate::pg::error::Complaint;
+use crate::pg::firing::{self, ChangedRows, Firing, Operation};
+use crate::pg::security::{self, Path, as_extension_printing};
+use crate::pg::spi::{UserStatement, connected};
+use crate::store::captures::{self, Capture};
+
+/// A statement on a captured table begins.
+pub(crate) fn begin(firing: Firing) {
+    let (relation, operation) = (firing.relation(), firing.operation());
+    if operation == Operation::Truncate {
+        order::begin_truncation(relation);
+    } else if let Some(program) = programs::of(relation, operation) {
+        order::begin(
+            relation,
+            program.capture.root,
+            operation,
+            firing.has_code_before_rows(),
+        );
+    }
+}
+
+/// A statement on a captured table is through, or a row of one was changed by replication.
+pub(crate) fn change(firing: Firing) {
+    let (relation, operation) = (firing.relation(), firing.operation());
+    let program = programs::of(relation, operation);
+    let ended = order::end(relation, operation);
+    let Some(program) = program.filter(|program| program.is_wanted(operation)) else {
+        return;
+    };
+    if operation == Operation::Truncate {
+        if order::truncated_by_itself(&program.capture.ancestors) {
+            program.write(None, None);
+        }
+        return;
+    }
+    if firing.count() == 0 {
+        return;
+    }
+    let rows = match operation {
+        Operation::Update => firing.pairs(&program.pairing()),
+        _ => firing.rows(),
+    };
+    let rows = match &program.condition {
+        Some(condition) if !rows.is_empty() => rows.only(&program.capture.places(condition, &rows)),
+        _ => rows,
+    };
+    if !rows.is_empty() {
+        program.write(Some(&rows), ended.as_ref());
+    }
+}
+
+impl Program {
+    fn is_wanted(&self, operation: Operation) -> bool {
+        let name = operation.name();
+        self.capture.enabled && self.capture.operations.iter().any(|wanted| wanted == name)
+    }
+
+    fn write(&self, rows: Option<&ChangedRows>, ended: Option<&Ended>) {
+        let marking = ended.filter(|ended| ended.wants_mark());
+        let mark = ended.and_then(|ended| ended.mark);
+        as_extension_printing(self.printed, || {
+            connected(|spi| {
+                let last_seq = || captures::last_seq(spi, &self.capture.sequence);
+                let before = (marking.is_some() || mark.is_some()).then(last_seq);
+                if let (Some(marking), Some(before)) = (marking, before) {
+                    marking.set_mark(before);
+                }
+                if let Some(rows) = rows {
+                    rows.lend(spi);
+                }
+                spi.run_user(&self.insert, &[]);
+                if let (Some(mark), Some(before)) = (mark, before) {
+                    captures::move_behind(spi, &self.capture.stream, mark, before);
+                }
+            });
+        });
+    }
+}
+
+impl Capture {
+    /// The places of the rows that the condition holds for. It is run as the role that has supplied it.
+    fn places(&self, condition: &UserStatement, rows: &ChangedRows) -> Vec<i64> {
+        if !catalog::role_exists(self.owner) {
+            Complaint::denied(format!("the owner of the capture of {} is gone", self.source))
+                .detail("Its condition has nobody to run as.")
+                .hint("Have another role set it: select outbox.alter_capture(relation, condition => '…').")
+                .raise();
+        }
+        let mut places = security::as_role(self.owner, Path::Ours, || {
+            connected(|spi| {
+                rows.lend(spi);
+                spi.run_user(condition, &[])
+                    .map(|row| row.i64(0).unwrap_or(0))
+            })
+        });
+        places.sort_unstable();
+        places
+    }
+}
+
+/// The most columns that rows can have in a statement.
+const MOST_COLUMNS: usize = 1664;
+
+/// Tries the statements of a capture on no rows at all: raises what is wrong with it.
+pub(crate) fn try_out(capture: &Capture, operation: Operation) -> Result<(), Complaint> {
+    let program = Rc::new(Program::new(capture.clone(), operation));
+    if program.cells().len() >= MOST_COLUMNS {
+        return Err(Complaint::bad_argument(format!(
+            "{} has too many columns to be captured in this way",
+            capture.source
+        ))
+        .detail(format!(
+            "{} values of a changed row would be looked at.",
+            program.cells().len()
+        ))
+        .hint("Choose fewer columns, payload full, or no condition."));
+    }
+    if operation == Operation::Truncate {
+        return Ok(());
+    }
+    let rows = firing::no_rows(capture.root, operation, &program.pairing());
+    if let Some(condition) = &program.condition {
+        capture.places(condition, &rows);
+    }
+    as_extension_printing(program.printed, || {
+        connected(|spi| {
+            rows.lend(spi);
+            spi.run_user(&program.insert, &[]);
+        });
+    });
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! outbox.captures: which tables are captured, and how; read together with what the tables look like now.
+
+use pgrx::pg_sys;
+
+use crate::pg::spi::{Arg, Row, Spi};
+
+/// What an event of a capture carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Payload {
+    Keys,
+    Changed,
+    Full,
+    BeforeAfter,
+}
+
+/// A column of the table whose rows change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Column {
+    pub(crate) name: String,
+    /// As pg_attribute counts: that of the partition, where it is a partition that is written to.
+    pub(crate) number: i16,
+    pub(crate) type_oid: pg_sys::Oid,
+}
+
+/// A capture, as it concerns one table: the captured one, or a partition or child of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Capture {
+    /// The table that was captured.
+    pub(crate) root: pg_sys::Oid,
+    pub(crate) schema: String,
+    pub(crate) table: String,
+    /// Schema and table, quoted where SQL needs it.
+    pub(crate) source: String,
+    /// The partition or child that is written to, in the same form; none if it is the captured table itself.
+    pub(crate) partition: Option<String>,
+    /// What the written table is a partition or child of, up to the captured one.
+    pub(crate) ancestors: Vec<u32>,
+    pub(crate) operations: Vec<String>,
+    pub(crate) payload: Payload,
+    pub(crate) columns: Option<Vec<String>>,
+    pub(crate) redact: Vec<String>,
+    /// Empty where there is neither a primary key nor a chosen one.
+    pub(crate) key: Vec<String>,
+    pub(crate) tenant_column: Option<String>,
+    pub(crate) condition: Option<String>,
+    pub(crate) topic: Option<String>,
+    pub(crate) owner: pg_sys::Oid,
+    pub(crate) enabled: bool,
+    /// The stream's table, qualified and quoted, and the sequence behind its seq.
+    pub(crate) stream: String,
+    pub(crate) sequence: String,
+    /// In the order of the captured table.
+    pub(crate) table_columns: Vec<Column>,
+}
+
+const SQL: &str = "
+    with recursive lineage (oid, depth) as (
+        select $1, 0
+        union all
+        select i.inhparent, l.depth + 1 from lineage l join pg_catalog.pg_inherits i on i.inhrelid = l.oid
+    ), found as (
+        select c.*, l.depth from lineage l join outbox.captures c on c.relation = l.oid order by l.depth limit 1
+    )
+    select f.relation::oid, n.nspname::text, r.relname::text, format('%I.%I', n.nspname, r.relname),
+           case when f.depth > 0 then (select format('%I.%I', wn.nspname, w.relname)
+              from pg_catalog.pg_class w join pg_catalog.pg_namespace wn on wn.oid = w.relnamespace where w.oid = $1) end,
+           array(select l.oid::text from lineage l where l.depth between 1 and f.depth),
+           f.operations, f.payload, f.columns, coalesce(f.redact, '{}'),
+           coalesce(f.key, outbox.primary_key(f.relation)), f.tenant_column, f.condition, f.topic, f.owner::oid, f.enabled,
+           format('%I.%I', sn.nspname, s.relname), format('%I.%I', qn.nspname, q.relname)
+      from found f
+      join pg_catalog.pg_class r on r.oid = f.relation join pg_catalog.pg_namespace n on n.oid = r.relnamespace
+      join outbox.streams t on t.name = f.stream
+      join pg_catalog.pg_class s on s.oid = t.relation join pg_catalog.pg_namespace sn on sn.oid = s.relnamespace
+      join pg_catalog.pg_class q on q.oid = t.sequence join pg_catalog.pg_namespace qn on qn.oid = q.relnamespace";
+
+/// The columns of a table that the captured one has, too.
+const COLUMNS: &str = "
+    select a.attname::text, a.attnum::int, a.atttypid
+      from pg_catalog.pg_attribute c join pg_catalog.pg_attribute a on a.attname = c.attname
+     where c.attrelid = $2 and c.attnum > 0 and not c.attisdropped
+       and a.attrelid = $1 and a.attnum > 0 and not a.attisdropped
+     order by c.attnum";
+
+fn capture(row: &Row) -> Capture {
+    let text = |column| row.text(column).unwrap_or_default();
+    let texts = |column| row.texts(column).unwrap_or_default();
+    Capture {
+        root: row.oid(0).unwrap_or(pg_sys::InvalidOid),
+        schema: text(1),
+        table: text(2),
+        source: text(3),
+        partition: row.text(4),
+        ancestors: texts(5).iter().filter_map(|oid| oid.parse().ok()).collect(),
+        operations: texts(6),
+        payload: match text(7).as_str() {
+            "keys" => Payload::Keys,
+            "changed" => Payload::Changed,
+            "before_after" => Payload::BeforeAfter,
+            _ => Payload::Full,
+        },
+        columns: row.texts(8),
+        redact: texts(9),
+        key: texts(10),
+        tenant_column: row.text(11),
+        condition: row.text(12),
+        topic: row.text(13),
+        owner: row.oid(14).unwrap_or(pg_sys::InvalidOid),
+        enabled: row.bool(15).unwrap_or(false),
+        stream: text(16),
+        sequence: text(17),
+        table_columns: Vec::new(),
+    }
+}
+
+/// The capture that a table's changes belong to: its own, or the nearest of those it is a partition or child of.
+pub(crate) fn of(spi: &Spi, relation: pg_sys::Oid) -> Option<Capture> {
+    let mut found = spi.read(SQL, &[Arg::Oid(Some(relation))]).first(capture)?;
+    let columns = [Arg::Oid(Some(relation)), Arg::Oid(Some(found.root))];
+    found.table_columns = spi.read(COLUMNS, &columns).map(|row| Column {
+        name: row.text(0).unwrap_or_default(),
+        number: row.i32(1).and_then(|it| it.try_into().ok()).unwrap_or(0),
+        type_oid: row.oid(2).unwrap_or(pg_sys::InvalidOid),
+    });
+    Some(found)
+}
+
+/// The last number that a stream's sequence has given to anybody; 0 if none.
+pub(crate) fn last_seq(spi: &Spi, sequence: &str) -> i64 {
+    let sql = format!("select case when is_called then last_value else 0 end from {sequence}");
+    spi.read(&sql, &[])
+        .first(|row| row.i64(0))
+        .flatten()
+        .unwrap_or(0)
+}
+
+/// Gives events of this transaction that lie between two numbers, the first excluded, new numbers behind all others.
+pub(crate) fn move_behind(spi: &Spi, stream: &str, after: i64, upto: i64) {
+    let columns = r#"id, topic, source, subject, tenant, "time", payload, headers"#;
+    let sql = format!(
+        "with moved as (
+             delete from {stream} e where e.txid = pg_catalog.pg_current_xact_id() and e.seq > $1 and e.seq <= $2
+             returning e.seq, {columns}
+         )
+         insert into {stream} ({columns}) select {columns} from moved order by seq"
+    );
+    spi.write(&sql, &[Arg::I64(Some(after)), Arg::I64(Some(upto))]);
+}
