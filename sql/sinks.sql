@@ -17,6 +17,7 @@ create table outbox.sinks (
     enabled    boolean not null default true,
     owner      regrole not null,
     number     int generated always as identity unique,
+    life       uuid not null default gen_random_uuid(),
     version    bigint not null default 1,
     created_at timestamptz not null default now(),
     updated_at timestamptz not null default now()
@@ -25,6 +26,7 @@ comment on table outbox.sinks is 'a row per sink; made and changed by outbox.cre
 comment on column outbox.sinks.owner is 'the role that supplied the function, filter and transform: they run as this role';
 comment on column outbox.sinks.function is 'kind function: config.function as it was resolved when it was set';
 comment on column outbox.sinks.number is 'the key of the sink''s lease, an advisory lock';
+comment on column outbox.sinks.life is 'by which destinations that keep a checkpoint of their own know the sink: stays in a dump, and is new when it is made anew';
 comment on column outbox.sinks.version is 'grows with each change: a running dispatcher reloads the sink with its next pass';
 
 create trigger outbox_change after insert or update or delete on outbox.sinks for each statement execute function outbox.change();
@@ -45,11 +47,14 @@ comment on column outbox.sink_health.checkpoint is 'the dispatch engine''s memor
 create table outbox.secrets (
     name       text primary key check (name ~ '^[A-Za-z0-9._@-]{1,100}$'),
     "values"   text[] not null,
+    source     text check (source in ('file', 'env')),
+    location   text check ((location is null) = (source is null)),
     -- The transaction that set it: a secret that is forgotten and set again is another one.
     version    bigint not null default pg_current_xact_id()::text::bigint,
     updated_at timestamptz not null default now()
 );
-comment on table outbox.secrets is 'values by which sinks sign; readable by superusers alone, and left out of dumps';
+comment on table outbox.secrets is 'values by which sinks sign and log in; readable by superusers alone, and left out of dumps';
+comment on column outbox.secrets.source is 'where the values are instead: file or env, the server''s environment; location is the path or the variable';
 comment on column outbox.secrets.version is 'differs after each change: a running dispatcher reads the values again before its next delivery';
 
 create trigger outbox_change after insert or update or delete on outbox.secrets for each statement execute function outbox.change();
@@ -136,6 +141,13 @@ create function outbox.set_secret(name text, "values" text[]) returns void
 comment on function outbox.set_secret(text, text[]) is
     'sets the active values of a named secret; several during a rotation, an empty array for none, null to forget it. Takes effect '
     'with the next delivery. Error 22023 for a bad name or an empty value';
+
+create function outbox.set_secret_source(name text, source text, location text) returns void
+    language c volatile as 'MODULE_PATHNAME', 'set_secret_source_wrapper';
+comment on function outbox.set_secret_source(text, text, text) is
+    'has the values of a named secret read where they are used: source file, location an absolute path, a value a line; or source env, '
+    'location a variable of the server''s environment. A changed file takes effect with the next delivery. Errors: 22023 for an argument, '
+    '42501 if the caller may not have the server read it';
 
 create function outbox.poll(sink text, max_events int default 100)
     returns table (

@@ -26,6 +26,6 @@ mod wait;
 
 pub use client::{Refusal, Sql};
 pub use cluster::{Cluster, Mode, Signal};
-pub use receiver::{Event, Receiver, Reply, Request, Tls};
-pub use testbed::major;
+pub use receiver::{Certificate, Event, Receiver, Reply, Request, Tls};
+pub use testbed::{major, python_libraries};
 pub use wait::{DEADLINE, until};

@@ -40,6 +40,17 @@ pub(crate) fn program(major: u32, name: &str) -> PathBuf {
     path
 }
 
+/// Where `setup.sh` put libraries for Python that are not ours: a `PYTHONPATH`.
+pub fn python_libraries() -> PathBuf {
+    let path = root().join("python");
+    assert!(
+        path.exists(),
+        "{} is missing; run pgrx-tests/setup.sh first",
+        path.display()
+    );
+    path
+}
+
 /// A new, empty folder for one cluster or receiver, that the server's user may enter. `setup.sh` sweeps up what
 /// processes that were killed left behind, by the process id in the path.
 pub(crate) fn new_folder(name: &str) -> PathBuf {

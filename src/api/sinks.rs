@@ -81,6 +81,7 @@ fn create_sink(call: pg_sys::FunctionCallInfo) {
         enabled: chosen.enabled.unwrap_or(true),
         owner: security::current_role(),
         number: 0,
+        life: String::new(),
         version: 1,
     };
     let start = args.text(4).unwrap_or_else(|| "origin".to_owned());
@@ -130,6 +131,8 @@ fn alter_sink(call: pg_sys::FunctionCallInfo) {
     };
     // What code makes of events with its owner's rights goes where the config says.
     let leads_elsewhere = config.is_some() && (sink.filter.is_some() || sink.transform.is_some());
+    // So is what another server is told to run, and as whom.
+    let leads_elsewhere = leads_elsewhere || (config.is_some() && sink.kind == "postgres");
     if code.any() && code.is_all_of(&sink) && !catalog::role_exists(sink.owner) {
         // Nothing is left of what a role supplied that is gone.
         sink.owner = caller;

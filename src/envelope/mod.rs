@@ -19,4 +19,5 @@ pub(crate) use cloudevent::write_cloudevent;
 pub(crate) use event::{Event, Part};
 pub(crate) use position::Position;
 pub(crate) use read::read_cloudevent;
+pub(crate) use rfc3339::timestamp_text;
 pub(crate) use signature::{Signer, standard_key};

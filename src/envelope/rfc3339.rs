@@ -35,6 +35,19 @@ pub(super) fn write(micros: i64, out: &mut Vec<u8>) {
     out.push(b'Z');
 }
 
+/// A time as text that Postgres reads as the same one: also the infinities, which are the extremes.
+pub(crate) fn timestamp_text(micros: i64) -> String {
+    match micros {
+        i64::MIN => "-infinity".to_owned(),
+        i64::MAX => "infinity".to_owned(),
+        _ => {
+            let mut text = Vec::new();
+            write(micros, &mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        }
+    }
+}
+
 /// The proleptic Gregorian date of a day since the Unix epoch, reckoned in 400-year eras of years that begin in March, so
 /// that the leap day comes last (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
 fn date(day: i64) -> (i64, i64, i64) {

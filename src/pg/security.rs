@@ -206,3 +206,17 @@ pub(crate) fn is_restricted() -> bool {
 pub(crate) fn may_read_files(role: pg_sys::Oid) -> bool {
     has_rights_of(role, pg_sys::Oid::from(pg_sys::ROLE_PG_READ_SERVER_FILES))
 }
+
+/// Whether a role is a superuser.
+pub(crate) fn is_superuser(role: pg_sys::Oid) -> bool {
+    // SAFETY: a catalog look-up in a transaction.
+    unsafe { pg_sys::superuser_arg(role) }
+}
+
+/// Whether a role may do as the system's user that runs the server does: log in elsewhere as that user, too.
+pub(crate) fn may_be_server(role: pg_sys::Oid) -> bool {
+    has_rights_of(
+        role,
+        pg_sys::Oid::from(pg_sys::ROLE_PG_EXECUTE_SERVER_PROGRAM),
+    )
+}

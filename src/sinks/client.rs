@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::http::Http;
+use super::postgres::Postgres;
 use super::{Batch, Config};
 use crate::dispatch::Outcome;
 
@@ -22,7 +23,8 @@ pub(crate) struct Defaults {
 
 /// A client of any kind, with its connections. They are kept between deliveries and closed when it is dropped.
 pub(crate) enum Client {
-    Http(Http),
+    Http(Box<Http>),
+    Postgres(Box<Postgres>),
 }
 
 impl Client {
@@ -32,7 +34,12 @@ impl Client {
     /// For people to read, without secrets: a file that cannot be used, or a kind that has no client.
     pub(crate) fn open(config: &Config, defaults: &Defaults) -> Result<Self, String> {
         match config {
-            Config::Http(http) => Http::open(http, defaults).map(Client::Http),
+            Config::Http(http) => {
+                Http::open(http, defaults).map(|http| Client::Http(Box::new(http)))
+            }
+            Config::Postgres(postgres) => Ok(Client::Postgres(Box::new(Postgres::open(
+                postgres, defaults,
+            )))),
             Config::Function(_) | Config::Pull => Err(format!(
                 "a sink of kind \"{}\" is served by the database itself",
                 config.kind()
@@ -44,6 +51,7 @@ impl Client {
     pub(crate) async fn deliver(&self, batch: &Batch) -> Outcome {
         match self {
             Client::Http(http) => http.deliver(batch).await,
+            Client::Postgres(postgres) => postgres.deliver(batch).await,
         }
     }
 }

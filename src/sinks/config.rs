@@ -5,15 +5,18 @@ use serde_json::Value;
 use super::fields::{Fields, listed, nearest, shown};
 use super::function::FunctionConfig;
 use super::http::HttpConfig;
+use super::postgres::PostgresConfig;
+use super::redact::Redaction;
 
 /// The kinds of sinks that there are.
-const KINDS: &[&str] = &["function", "http", "pull"];
+const KINDS: &[&str] = &["function", "http", "postgres", "pull"];
 
 /// A valid `config`. Prints without credentials.
 #[derive(Clone, Debug)]
 pub(crate) enum Config {
     Function(FunctionConfig),
     Http(Box<HttpConfig>),
+    Postgres(Box<PostgresConfig>),
     Pull,
 }
 
@@ -26,11 +29,25 @@ pub(crate) struct ConfigError {
     pub(crate) hint: Option<String>,
 }
 
+/// What the `config` of a sink of `kind` says is to be taken out of payloads.
+pub(crate) fn redaction(kind: &str, config: &Value) -> Result<Redaction, ConfigError> {
+    Redaction::of(kind, config)
+}
+
 /// Reads the `config` of a sink of `kind`. Touches neither files nor network.
 pub(crate) fn parse(kind: &str, config: &Value) -> Result<Config, ConfigError> {
+    let parsed = parse_kind(kind, config)?;
+    redaction(kind, config)?;
+    Ok(parsed)
+}
+
+fn parse_kind(kind: &str, config: &Value) -> Result<Config, ConfigError> {
     match kind {
         "function" => FunctionConfig::parse(config).map(Config::Function),
         "http" => HttpConfig::parse(config).map(|http| Config::Http(Box::new(http))),
+        "postgres" => {
+            PostgresConfig::parse(config).map(|postgres| Config::Postgres(Box::new(postgres)))
+        }
         "pull" => Fields::new("pull", config, &[]).map(|_| Config::Pull),
         "usage" => Err(
             ConfigError::new("sinks of kind \"usage\" cannot be created".to_owned()).hint(
@@ -53,6 +70,7 @@ impl Config {
     pub(crate) fn secret(&self) -> Option<&str> {
         match self {
             Config::Http(http) => http.secret(),
+            Config::Postgres(postgres) => postgres.secret(),
             Config::Function(_) | Config::Pull => None,
         }
     }
@@ -61,6 +79,7 @@ impl Config {
     pub(crate) fn file(&self) -> Option<&'static str> {
         match self {
             Config::Http(http) => http.file(),
+            Config::Postgres(postgres) => postgres.file(),
             Config::Function(_) | Config::Pull => None,
         }
     }
@@ -69,6 +88,7 @@ impl Config {
         match self {
             Config::Function(_) => "function",
             Config::Http(_) => "http",
+            Config::Postgres(_) => "postgres",
             Config::Pull => "pull",
         }
     }
@@ -105,12 +125,16 @@ mod tests {
         for (kind, config) in [
             ("function", json!({"function": "take(outbox.event[])"})),
             ("http", json!({"url": "https://example.com/hook"})),
+            (
+                "postgres",
+                json!({"secret": "warehouse", "table": "events"}),
+            ),
             ("pull", json!({})),
         ] {
             assert_eq!(parse(kind, &config).unwrap().kind(), kind);
             assert!(KINDS.contains(&kind));
         }
-        assert_eq!(KINDS.len(), 3);
+        assert_eq!(KINDS.len(), 4);
     }
 
     #[test]
@@ -119,7 +143,7 @@ mod tests {
         assert_eq!(error.message, "unknown kind of sink \"htttp\"");
         assert_eq!(
             error.detail.as_deref(),
-            Some("The kinds are \"function\", \"http\" and \"pull\".")
+            Some("The kinds are \"function\", \"http\", \"postgres\" and \"pull\".")
         );
         assert_eq!(error.hint.as_deref(), Some("Perhaps \"http\" is meant."));
     }

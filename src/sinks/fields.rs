@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::ConfigError;
 use super::plain_text::one_line;
+use super::redact;
 
 /// The members of one `config`. Values never get into an error: any of them may be a credential.
 pub(super) struct Fields<'a> {
@@ -25,8 +26,13 @@ impl<'a> Fields<'a> {
                 type_of(config)
             )));
         };
+        // What leaves the database goes through the envelope, and there its payload can be redacted.
+        let known = match kind {
+            "function" | "pull" => known.to_vec(),
+            _ => [known, &[redact::KEY]].concat(),
+        };
         if let Some(key) = members.keys().find(|key| !known.contains(&key.as_str())) {
-            return Err(unknown(kind, key, known));
+            return Err(unknown(kind, key, &known));
         }
         Ok(Self { kind, members })
     }

@@ -8,16 +8,21 @@
 //! them; here is only what their `config` says.
 
 mod batch;
+mod checkpoint;
 mod client;
 mod config;
 mod fields;
 mod function;
 mod http;
 mod plain_text;
+mod postgres;
+mod redact;
 mod secrets;
+mod tls;
 
-pub(crate) use batch::Batch;
+pub(crate) use batch::{Batch, Origin};
 use client::Sink;
 pub(crate) use client::{Client, Defaults};
-pub(crate) use config::{Config, ConfigError, parse};
-pub(crate) use secrets::Secrets;
+pub(crate) use config::{Config, ConfigError, parse, redaction};
+pub(crate) use redact::Redaction;
+pub(crate) use secrets::{SecretSource, Secrets};

@@ -39,6 +39,8 @@ pub(crate) struct SinkRow {
     pub(crate) owner: pg_sys::Oid,
     /// The key of its lease.
     pub(crate) number: i32,
+    /// A UUID, new when the sink is made anew.
+    pub(crate) life: String,
     pub(crate) version: i64,
 }
 
@@ -53,7 +55,7 @@ pub(crate) struct Version {
 }
 
 const COLUMNS: &str = r#"id, kind, config, stream, topics, tenant, filter, transform::oid, function::oid, batch_size, "grouping",
-       isolation, enabled, owner::oid, number, version"#;
+       isolation, enabled, owner::oid, number, version, life::text"#;
 
 fn sink(row: &Row) -> SinkRow {
     let text = |column| row.text(column).unwrap_or_default();
@@ -78,6 +80,7 @@ fn sink(row: &Row) -> SinkRow {
         owner: row.oid(13).unwrap_or(pg_sys::InvalidOid),
         number: row.i32(14).unwrap_or(0),
         version: row.i64(15).unwrap_or(0),
+        life: text(16),
     }
 }
 

@@ -3,8 +3,9 @@
 use super::entry::Entry;
 use super::shaping::{Shaped, Shaping};
 use crate::dispatch::{Floors, Mark, Pattern, Place};
-use crate::envelope::{Part, Position};
+use crate::envelope::{Event, Part, Position};
 use crate::pg::spi::Spi;
+use crate::sinks::Redaction;
 use crate::store::events::{self, Want};
 use crate::store::sinks::{Grouping, SinkRow};
 use crate::store::streams::{Horizon, Stream};
@@ -25,6 +26,7 @@ pub(crate) struct Reader {
     pub(crate) greatest: Position,
     want: Want,
     shaping: Option<Shaping>,
+    redaction: Redaction,
     grouping: Grouping,
     /// The most events in one entry.
     batch_size: usize,
@@ -76,10 +78,16 @@ impl Reader {
             greatest: Position::default(),
             want,
             shaping,
+            redaction: Redaction::default(),
             grouping: sink.grouping,
             batch_size,
             numbered: None,
         })
+    }
+
+    /// What is to be taken out of payloads that are read as text.
+    pub(crate) fn redact(&mut self, redaction: Redaction) {
+        self.redaction = redaction;
     }
 
     pub(crate) fn set_batch_size(&mut self, batch_size: usize) {
@@ -155,12 +163,24 @@ impl Reader {
             Some(shaping) => shaping.apply(page.found),
             None => page.found.into_iter().map(|found| (found, None)).collect(),
         };
-        let say = |(found, problem): Shaped| {
+        let say = |(mut found, problem): Shaped| {
             let unsayable = (!found.is_sayable).then(|| UNSAYABLE.to_owned());
-            (found, problem.or(unsayable))
+            let unredacted = self.take_out(&mut found.event);
+            (found, problem.or(unsayable).or(unredacted))
         };
         let shaped = shaped.into_iter().map(say).collect();
         Some((shaped, page.looked_at))
+    }
+
+    /// Takes out of a payload what the destination is not to see; all of it, if that cannot be done.
+    fn take_out(&self, event: &mut Event) -> Option<String> {
+        if self.redaction.is_empty() {
+            return None;
+        }
+        let redacted = self.redaction.apply(event.payload.as_deref()?);
+        let problem = redacted.as_ref().err().map(ToString::to_string);
+        event.payload = redacted.ok();
+        problem
     }
 
     /// Why no event can be made ready, if that is so.

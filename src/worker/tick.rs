@@ -11,7 +11,7 @@ use crate::dispatch::{Floors, Outcome};
 use crate::pg::spi::Spi;
 use crate::pg::{latch, lock, transaction};
 use crate::settings;
-use crate::sinks::{Batch, Defaults};
+use crate::sinks::Defaults;
 use crate::store::sinks::{self, Version};
 use crate::store::streams;
 
@@ -116,14 +116,8 @@ fn drive_network(course: &mut Course) -> Result<(), String> {
         }
     }
     if let Some((serial, event)) = course.next_redelivery() {
-        io.deliver(
-            &course.sink.id,
-            serial,
-            Batch {
-                events: vec![event],
-                secrets: course.secrets(),
-            },
-        );
+        let batch = course.batch_of(event);
+        io.deliver(&course.sink.id, serial, batch);
         let outcome = await_report(&io);
         course.redelivery.outcome(&outcome);
     }

@@ -22,7 +22,7 @@ use rustls::ServerConfig;
 pub use event::Event;
 pub use reply::Reply;
 pub use request::Request;
-pub use tls::Tls;
+pub use tls::{Certificate, Tls};
 
 use crate::testbed::{new_folder, remove_folder};
 use crate::{DEADLINE, ports};
@@ -393,7 +393,7 @@ impl Shared {
                 reply
             }
         };
-        if reply.accepts() {
+        if reply.accepts() && request.method != "GET" {
             if self.counting {
                 drop(state);
                 let events = count_events(&request.body);

@@ -20,8 +20,41 @@ pub enum Tls {
     SelfSigned,
 }
 
+/// A certificate with its key and the authority that signed it, all in PEM.
+#[derive(Debug, Clone)]
+pub struct Certificate {
+    pub authority: String,
+    pub certificate: String,
+    pub key: String,
+}
+
+impl Certificate {
+    /// A new one, of an authority of its own.
+    #[track_caller]
+    pub fn make(tls: Tls) -> Self {
+        let (certificate, key, authority) = make(tls);
+        Self {
+            authority,
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+        }
+    }
+}
+
 /// The server's side of TLS, and the authority's certificate in PEM.
 pub(super) fn server_config(tls: Tls) -> (Arc<ServerConfig>, String) {
+    let (certificate, key, authority) = make(tls);
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring knows them")
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .expect("the key fits the certificate");
+    (Arc::new(config), authority)
+}
+
+fn make(tls: Tls) -> (rcgen::Certificate, KeyPair, String) {
     let ca_key = KeyPair::generate().expect("ring makes keys");
     let mut ca_params = CertificateParams::default();
     ca_params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -49,12 +82,5 @@ pub(super) fn server_config(tls: Tls) -> (Arc<ServerConfig>, String) {
     }
     .expect("ring signs");
 
-    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .expect("ring knows them")
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate.der().clone()], key)
-        .expect("the key fits the certificate");
-    (Arc::new(config), ca.pem())
+    (certificate, key, ca.pem())
 }

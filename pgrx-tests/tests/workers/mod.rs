@@ -1,7 +1,7 @@
 //! The extension's processes, as an administrator finds them in the server's own views.
 #![allow(dead_code, reason = "each file of tests needs a part of it")]
 
-use outbox_tests::{Cluster, Sql, until};
+use outbox_tests::{Cluster, Signal, Sql, until};
 use postgres::Client;
 
 /// A connection that stands in no tested database's way.
@@ -92,4 +92,16 @@ pub fn until_resting(cluster: &Cluster, pid: i32) {
         ))
         .then_some(())
     });
+}
+
+/// Kills a database's dispatcher as the kernel would, and waits until the server has started again.
+#[track_caller]
+pub fn kill_dispatcher(cluster: &Cluster, database: &str) {
+    let pid = dispatcher(cluster, database);
+    cluster.kill_backend(pid, Signal::KILL);
+    // Gone from there, it is the postmaster that has seen its end, and lets nobody in until all is well.
+    until("the postmaster to notice", || {
+        (!std::path::Path::new(&format!("/proc/{pid}")).exists()).then_some(())
+    });
+    cluster.wait_until_it_answers();
 }

@@ -23,6 +23,7 @@ const KEYS: &[&str] = &[
     "timeout_ms",
     "concurrency",
     "ca_file",
+    "checkpoint_url",
 ];
 
 /// An hour: long enough for any receiver, and short enough that a sink never seems to hang for good.
@@ -41,6 +42,7 @@ const RESERVED_HEADERS: &[&str] = &[
     "host",
     "idempotency-key",
     "keep-alive",
+    "outbox-checkpoint",
     "proxy-connection",
     "te",
     "trailer",
@@ -63,6 +65,8 @@ pub(crate) struct HttpConfig {
     pub(super) timeout: Option<Duration>,
     /// PEM certificates that are trusted beside the system's.
     pub(super) ca_file: Option<PathBuf>,
+    /// Where the receiver tells how far it has come.
+    pub(super) checkpoint: Option<Url>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,13 +93,8 @@ pub(super) enum Scheme {
 
 impl HttpConfig {
     pub(in crate::sinks) fn parse(config: &Value) -> Result<Self, ConfigError> {
-        if config.get("checkpoint_url").is_some() {
-            return Err(ConfigError::new(
-                "\"checkpoint_url\" is not supported yet by sinks of kind \"http\"".to_owned(),
-            ));
-        }
         let fields = Fields::new("http", config, KEYS)?;
-        let url = url(&fields)?;
+        let url = url(&fields, "url", fields.required_string("url")?)?;
         let headers = headers(&fields)?;
         if has_userinfo(&url) && headers.contains_key("authorization") {
             return Err(fields.invalid(
@@ -112,8 +111,10 @@ impl HttpConfig {
                 return Err(fields.invalid("ca_file", "must be an absolute path"));
             }
         }
+        let mode = mode(&fields)?;
         Ok(Self {
-            mode: mode(&fields)?,
+            checkpoint: checkpoint(&fields, &url, mode)?,
+            mode,
             signing: signing(&fields)?,
             timeout: fields
                 .integer("timeout_ms", 1, LONGEST_TIMEOUT_MS)?
@@ -138,18 +139,38 @@ impl HttpConfig {
     }
 }
 
-fn url(fields: &Fields) -> Result<Url, ConfigError> {
-    let text = fields.required_string("url")?;
+fn url(fields: &Fields, key: &str, text: &str) -> Result<Url, ConfigError> {
     let mut url =
-        Url::parse(text).map_err(|error| fields.invalid("url", &format!("is no URL: {error}")))?;
+        Url::parse(text).map_err(|error| fields.invalid(key, &format!("is no URL: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(fields.invalid("url", "must begin with http:// or https://"));
+        return Err(fields.invalid(key, "must begin with http:// or https://"));
     }
     if url.port() == Some(0) {
-        return Err(fields.invalid("url", "must not have port 0"));
+        return Err(fields.invalid(key, "must not have port 0"));
     }
     url.set_fragment(None);
     Ok(url)
+}
+
+/// It gets the headers and the trust that are meant for the receiver, so it leads to no other.
+fn checkpoint(fields: &Fields, to: &Url, mode: Mode) -> Result<Option<Url>, ConfigError> {
+    const KEY: &str = "checkpoint_url";
+    let Some(text) = fields.string(KEY)? else {
+        return Ok(None);
+    };
+    let url = url(fields, KEY, text)?;
+    if url.origin() != to.origin() || has_userinfo(&url) {
+        return Err(fields.invalid(
+            KEY,
+            "must lead to the same scheme, host and port as \"url\"",
+        ));
+    }
+    if mode != Mode::Batch {
+        return Err(fields.invalid(KEY, "is for mode \"batch\"").hint(
+            "Requests that are under way at once have no order that a checkpoint could tell.",
+        ));
+    }
+    Ok(Some(url))
 }
 
 fn has_userinfo(url: &Url) -> bool {

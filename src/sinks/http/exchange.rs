@@ -4,18 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::USER_AGENT;
-use reqwest::{Request, Response};
+use reqwest::header::{ACCEPT, HeaderValue, USER_AGENT};
+use reqwest::{Method, Request, Response, StatusCode};
 use tokio::time::{Instant, timeout_at};
+use url::Url;
 
 use super::answer;
 use super::config::{HttpConfig, Mode};
 use super::request::Message;
-use super::{tls, transport};
+use super::transport;
 use crate::dispatch::{Failure, Refusal};
 use crate::envelope::Event;
 use crate::sinks::Secrets;
 use crate::sinks::plain_text::without;
+use crate::sinks::tls;
 
 const AGENT: &str = concat!("pg_outbox/", env!("CARGO_PKG_VERSION"));
 
@@ -55,10 +57,11 @@ impl Endpoint {
     /// When the certificates of the system or of `ca_file` cannot be used.
     pub(super) fn open(config: &HttpConfig, default_timeout: Duration) -> Result<Self, String> {
         let timeout = config.timeout.unwrap_or(default_timeout);
-        let tls = match config.url.scheme() {
+        let mut tls = match config.url.scheme() {
             "https" => tls::config(config.ca_file.as_deref())?,
             _ => tls::unused()?,
         };
+        tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         let connections = match config.mode {
             Mode::Batch => 1,
             Mode::Single { concurrency } => concurrency,
@@ -151,6 +154,43 @@ impl Endpoint {
         }
     }
 
+    /// The body of a small answer; `url` leads to the same place as all requests.
+    pub(super) async fn get(&self, url: &Url) -> Result<Vec<u8>, Setback> {
+        let mut request = Request::new(Method::GET, url.clone());
+        *request.headers_mut() = self.template.headers().clone();
+        let json = HeaderValue::from_static("application/json");
+        request.headers_mut().insert(ACCEPT, json);
+        let exchange = async {
+            let failed =
+                |error: reqwest::Error| Setback::outage(transport::describe(&error, &self.origin));
+            let response = self.client.execute(request).await.map_err(failed)?;
+            let status = response.status();
+            if status != StatusCode::OK {
+                return Err(Setback {
+                    refusal: Refusal {
+                        error: answer::refusal(status),
+                        retry_after: answer::retry_after(response.headers(), SystemTime::now()),
+                    },
+                    outage: true,
+                });
+            }
+            match read(response, LARGEST_REMAINDER).await.map_err(failed)? {
+                Body::Whole(body) => Ok(body),
+                Body::Begun(_) => Err(Setback::answered(format!(
+                    "the answer is longer than {LARGEST_REMAINDER} bytes"
+                ))),
+            }
+        };
+        tokio::time::timeout(self.timeout, exchange)
+            .await
+            .map_err(|_| {
+                Setback::outage(format!(
+                    "no answer from {} within {:?}",
+                    self.origin, self.timeout
+                ))
+            })?
+    }
+
     /// The head of the answer.
     ///
     /// A receiver may close a kept connection at the very moment at which a request goes out on it. That says nothing about
@@ -195,14 +235,14 @@ impl Endpoint {
 }
 
 impl Setback {
-    fn outage(error: String) -> Self {
+    pub(super) fn outage(error: String) -> Self {
         Self {
             outage: true,
             ..Self::answered(error)
         }
     }
 
-    fn answered(error: String) -> Self {
+    pub(super) fn answered(error: String) -> Self {
         Self {
             refusal: Refusal {
                 error,

@@ -5,19 +5,19 @@
 //! included, is a failure of the delivery that says nothing about a single event.
 
 mod answer;
+mod checkpoint;
 mod client;
 mod config;
 mod exchange;
 mod request;
 mod signing;
 mod single;
-mod tls;
 mod transport;
 
 #[cfg(test)]
 mod receiver;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub(crate) use client::Http;
 pub(crate) use config::HttpConfig;

@@ -33,9 +33,7 @@ impl Keys {
             });
         };
         if secrets.is_empty() {
-            return Err(format!(
-                "not sent: secret \"{secret}\" has no active value to sign with"
-            ));
+            return Err(format!("not sent: {}", secrets.why_none(secret, "sign")));
         }
         let signer = |value: &str| {
             match scheme {

@@ -17,7 +17,7 @@ use crate::envelope::{Event, Position};
 use crate::sinks::{Batch, Client, Defaults, Secrets, parse};
 
 /// The event `evt_<n>`, of a key of its own.
-pub(super) fn event(n: u32) -> Event {
+pub(in crate::sinks) fn event(n: u32) -> Event {
     Event {
         position: Position {
             txid: 700,
@@ -43,7 +43,7 @@ pub(super) fn events(count: u32) -> Vec<Arc<Event>> {
 fn batch(count: u32) -> Batch {
     Batch {
         events: events(count),
-        secrets: Secrets::default(),
+        ..Batch::default()
     }
 }
 

@@ -5,15 +5,14 @@
 use std::error::Error;
 use std::io;
 
-use rustls::CertificateError;
-
 use crate::sinks::plain_text::{LONGEST, one_line};
+use crate::sinks::tls::{self, causes};
 
 /// Why no answer came from `origin`.
 pub(super) fn describe(error: &reqwest::Error, origin: &str) -> String {
     let chain: Vec<&(dyn Error + 'static)> = causes(error).collect();
-    let text = if let Some(tls) = chain.iter().find_map(|cause| cause.downcast_ref()) {
-        describe_tls(tls, origin)
+    let text = if let Some(error) = chain.iter().find_map(|cause| cause.downcast_ref()) {
+        tls::describe(error, origin)
     } else if error.is_connect() {
         let cause = match chain.iter().any(|cause| is_timeout(*cause)) {
             true => "timed out".to_owned(),
@@ -24,44 +23,6 @@ pub(super) fn describe(error: &reqwest::Error, origin: &str) -> String {
         format!("no answer from {origin}: {}", innermost(&chain))
     };
     one_line(&text, LONGEST)
-}
-
-fn describe_tls(error: &rustls::Error, origin: &str) -> String {
-    let rustls::Error::InvalidCertificate(reason) = error else {
-        return format!("TLS with {origin} failed: {error}");
-    };
-    let reason = match reason {
-        CertificateError::UnknownIssuer => {
-            "it is signed by no authority that is trusted here; \"ca_file\" can name one".to_owned()
-        }
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            "it has expired".to_owned()
-        }
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            "it is not valid yet".to_owned()
-        }
-        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            "it is for another name".to_owned()
-        }
-        CertificateError::Revoked => "it has been revoked".to_owned(),
-        CertificateError::BadSignature => "its signature is wrong".to_owned(),
-        CertificateError::BadEncoding => "it cannot be read".to_owned(),
-        other => other.to_string(),
-    };
-    format!("certificate of {origin} refused: {reason}")
-}
-
-/// The error and everything behind it. An `io::Error` hides the error that it was made of from `source`.
-fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |&error| {
-        match error
-            .downcast_ref::<io::Error>()
-            .and_then(io::Error::get_ref)
-        {
-            Some(inner) => Some(inner as &(dyn Error + 'static)),
-            None => error.source(),
-        }
-    })
 }
 
 fn is_timeout(cause: &(dyn Error + 'static)) -> bool {

@@ -74,14 +74,20 @@ impl Course {
         self.entries(range).find_map(|entry| entry.problem.clone())
     }
 
-    pub(super) fn handover(&self, range: &Range<usize>) -> Handover {
+    pub(super) fn handover(&mut self, range: &Range<usize>) -> Handover {
+        let secrets = self.secrets.now();
         let events = self.entries(range).flat_map(|entry| &entry.events);
         match self.target {
             Target::Network => Handover::Network {
                 serial: self.serial,
                 batch: Batch {
                     events: events.map(Arc::clone).collect(),
-                    secrets: self.secrets.clone(),
+                    secrets,
+                    origin: Arc::clone(&self.origin),
+                    // What is before the head is settled; what is before any other event is not.
+                    reaches: (range.start == 0)
+                        .then(|| self.entries(range).last().map(Entry::place))
+                        .flatten(),
                 },
             },
             Target::Function(_) => Handover::Function {
@@ -186,6 +192,16 @@ impl Course {
             return None;
         }
         self.redelivery.next()
+    }
+
+    /// A dead letter as a delivery of its own.
+    pub(crate) fn batch_of(&mut self, event: Arc<Event>) -> Batch {
+        Batch {
+            events: vec![event],
+            secrets: self.secrets.now(),
+            origin: Arc::clone(&self.origin),
+            reaches: None,
+        }
     }
 
     /// Reads the next queued dead letter, if there may be one.

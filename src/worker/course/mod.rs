@@ -8,6 +8,7 @@ mod reading;
 mod saving;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 pub(crate) use delivery::{Handover, Next};
 use saving::Unsaved;
@@ -19,13 +20,14 @@ use super::reader::Reader;
 use super::redelivery::Redelivery;
 use crate::dispatch::{Engine, Place, Time};
 use crate::envelope::Position;
-use crate::pg::lock;
 use crate::pg::spi::Spi;
+use crate::pg::{catalog, lock, security};
 use crate::settings;
-use crate::sinks::{self, Config, Secrets};
+use crate::sinks::{self, Config, Origin, SecretSource, Secrets};
 use crate::store::health::{self, Health};
+use crate::store::secrets::{self, Stored};
 use crate::store::sinks::{SinkRow, Version};
-use crate::store::{cursors, secrets, sinks as sink_rows, streams};
+use crate::store::{cursors, sinks as sink_rows, streams};
 
 /// How a sink takes events.
 pub(crate) enum Target {
@@ -43,7 +45,8 @@ pub(crate) struct Course {
     pub(crate) reader: Reader,
     pub(crate) redelivery: Redelivery,
     engine: Engine<Entry>,
-    secrets: Secrets,
+    secrets: SecretSource,
+    origin: Arc<Origin>,
     version: Version,
     /// Everything up to here is settled.
     settled: Place,
@@ -117,23 +120,32 @@ impl Course {
             return Ok(None);
         };
         let value = serde_json::from_str(&sink.config).map_err(|error| error.to_string())?;
-        let config = sinks::parse(&sink.kind, &value).map_err(|error| error.message)?;
+        let mut config = sinks::parse(&sink.kind, &value).map_err(|error| error.message)?;
+        if let Config::Postgres(postgres) = &mut config
+            && security::may_be_server(sink.owner)
+        {
+            postgres.allow_passwordless();
+        }
         let policy = settings::policy(sink.batch_size);
         let target = match &config {
             Config::Function(_) => Target::Function(Call::of(spi, &sink)?),
             _ => Target::Network,
         };
         let text = matches!(target, Target::Network);
-        let reader = Reader::new(&sink, stream, cursor.place.clone(), text, policy.batch_size)?;
+        let mut reader = Reader::new(&sink, stream, cursor.place.clone(), text, policy.batch_size)?;
+        if text {
+            let redaction = sinks::redaction(&sink.kind, &value);
+            reader.redact(redaction.map_err(|error| error.message)?);
+        }
         let saved_health = health::load(spi, &sink.id).unwrap_or_default();
         let memory = Memory::from_json(saved_health.checkpoint.as_deref());
         Ok(Some(Self {
-            secrets: Secrets::new(
-                config
-                    .secret()
-                    .map(|name| secrets::values(spi, name))
-                    .unwrap_or_default(),
-            ),
+            secrets: secret_source(spi, config.secret()),
+            origin: Arc::new(Origin {
+                sink: sink.id.clone(),
+                life: sink.life.clone(),
+                history: format!("{}.{}", catalog::system_identifier(), catalog::timeline()),
+            }),
             engine: Engine::restore(policy, memory.engine),
             redelivery: Redelivery::new(),
             saved: cursor.place.clone(),
@@ -185,15 +197,20 @@ impl Course {
         &self.version
     }
 
-    pub(crate) fn secrets(&self) -> Secrets {
-        self.secrets.clone()
-    }
-
     pub(crate) fn last_error(&self) -> Option<String> {
         self.engine.last_error().map(str::to_owned)
     }
 
     pub(crate) fn unsaved_delivered(&self) -> u64 {
         self.unsaved.delivered
+    }
+}
+
+fn secret_source(spi: &Spi, name: Option<&str>) -> SecretSource {
+    match name.map(|name| secrets::named(spi, name)) {
+        Some(Stored::Values(values)) => SecretSource::Stored(Secrets::new(values)),
+        Some(Stored::File(path)) => SecretSource::file(&path),
+        Some(Stored::Variable(name)) => SecretSource::Variable(name),
+        None => SecretSource::Stored(Secrets::default()),
     }
 }

@@ -163,11 +163,13 @@ impl Course {
 
     pub(super) fn bury(&self, spi: &Spi, entry: &Entry, error: &str, attempts: u32) {
         for (index, event) in entry.events.iter().enumerate() {
-            // For a function the text of the payload was never made.
-            let whole = entry
-                .records
-                .get(index)
-                .and_then(|record| events::from_record(spi, record, &self.reader.stream));
+            // For a function the text of the payload was never made. For others the text is what was sent, and the record may tell more.
+            let record = match self.target {
+                Target::Function(_) => entry.records.get(index),
+                Target::Network => None,
+            };
+            let whole =
+                record.and_then(|record| events::from_record(spi, record, &self.reader.stream));
             let mut json = Vec::new();
             write_cloudevent(whole.as_ref().unwrap_or(event), &mut json);
             let json = String::from_utf8_lossy(&json);

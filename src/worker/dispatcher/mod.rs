@@ -22,7 +22,6 @@ use super::{now, until};
 use crate::dispatch::{Floors, Time};
 use crate::pg::{background, catalog, latch, lock, shmem, transaction};
 use crate::settings;
-use crate::sinks::Batch;
 use crate::store::sinks::Version;
 use crate::store::streams::{Horizon, Stream};
 
@@ -294,14 +293,7 @@ impl Dispatcher {
                 break;
             }
             if let Some((serial, event)) = course.next_redelivery() {
-                io.deliver(
-                    id,
-                    serial,
-                    Batch {
-                        events: vec![event],
-                        secrets: course.secrets(),
-                    },
-                );
+                io.deliver(id, serial, course.batch_of(event));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! How fast a backlog is delivered: to a function in the database, and over HTTP.
+//! How fast a backlog is delivered: to a function in the database, over HTTP, and to another PostgreSQL.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::machine::Meter;
 use crate::processes::{dispatchers, memory};
 use crate::profile::Profile;
 use crate::report::{Line, number};
-use crate::stage::Stage;
+use crate::stage::{self, Stage};
 
 /// A sink that takes the backlog.
 #[derive(Clone, Copy)]
@@ -18,6 +18,7 @@ pub(crate) enum Kind {
     Function,
     Http,
     SignedHttp,
+    Postgres,
 }
 
 /// What drains came to.
@@ -76,9 +77,19 @@ pub(crate) fn http(run: &Run) -> Vec<Line> {
     plain.into_iter().chain(signed).collect()
 }
 
+pub(crate) fn postgres(run: &Run) -> Vec<Line> {
+    measured(run, Kind::Postgres, "drain-postgres")
+        .map(|drained| drained.line("drain to a table of another PostgreSQL, batches of 1,000"))
+        .into_iter()
+        .collect()
+}
+
 /// Drains on a cluster of their own. Nothing if the time went into a profile.
 fn measured(run: &Run, kind: Kind, name: &str) -> Option<Drained> {
-    let events = run.of(500_000, 100_000);
+    let events = match kind {
+        Kind::Postgres => run.of(200_000, 50_000),
+        _ => run.of(500_000, 100_000),
+    };
     let mut stage = Stage::new(run.settings());
     stage.fill(events);
     if let Some(time) = run.profile {
@@ -120,6 +131,7 @@ pub(crate) fn drain(
     at_end: &mut dyn FnMut(&mut Stage),
 ) -> Duration {
     let receiver = Receiver::builder().counting().start();
+    let there = matches!(kind, Kind::Postgres).then(stage::elsewhere);
     let create = match kind {
         Kind::Function => {
             stage.db.run(
@@ -131,6 +143,13 @@ pub(crate) fn drain(
             r#"'function', '{"function": "take_in(outbox.event[])"}'"#.to_owned()
         }
         Kind::Http => format!(r#"'http', '{{"url": "{}"}}'"#, receiver.url()),
+        Kind::Postgres => {
+            let there = there.as_ref().expect("it was started");
+            format!(
+                r#"'postgres', '{{"dsn": "{}", "table": "arrived"}}'"#,
+                there.url("app")
+            )
+        }
         Kind::SignedHttp => {
             stage.db.run(
                 "select outbox.set_secret('bench', array['0123456789abcdef0123456789abcdef'])",
@@ -145,7 +164,7 @@ pub(crate) fn drain(
     let start = Instant::now();
     stage.db.run("select outbox.resume_sink('bench')");
     let mut time = match kind {
-        Kind::Function => None,
+        Kind::Function | Kind::Postgres => None,
         Kind::Http | Kind::SignedHttp => {
             until("the receiver to have all", || {
                 (receiver.count() >= events).then_some(())
@@ -153,7 +172,7 @@ pub(crate) fn drain(
             Some(start.elapsed())
         }
     };
-    // Of a function, only the cursor tells.
+    // Of a function, and of another server, only the cursor tells.
     let delivered = "select delivered from outbox.cursors where name = 'sink:bench'";
     until("the cursor to be saved", || {
         let done = stage.db.one::<i64>(delivered).cast_unsigned() >= events;

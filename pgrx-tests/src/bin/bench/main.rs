@@ -61,6 +61,11 @@ const FIGURES: &[Figure] = &[
         run: drain::http,
     },
     Figure {
+        name: "drain-postgres",
+        about: "a backlog of 200,000 events into a table of another PostgreSQL",
+        run: drain::postgres,
+    },
+    Figure {
         name: "pull",
         about: "the same by outbox.poll and outbox.ack, beside PgQ",
         run: pull::figure,

@@ -76,6 +76,19 @@ impl Stage {
     }
 }
 
+/// Another cluster with the same settings, and a table for what arrives.
+pub(crate) fn elsewhere() -> Cluster {
+    let mut builder = Cluster::builder().preload(false).extension(false);
+    for (name, value) in SETTINGS {
+        builder = builder.setting(name, value);
+    }
+    let cluster = builder.start();
+    cluster.connect().run(
+        "create table arrived (id text, topic text, source text, subject text, \"time\" timestamptz, payload jsonb)",
+    );
+    cluster
+}
+
 /// 200 bytes as text, of the kind that applications send.
 const PAYLOAD: &str = r#"select jsonb_build_object('order', n, 'customer', 'C-' || n % 10000, 'state', 'placed', 'currency', 'EUR',
     'total', round(n % 100000 / 7.0, 2), 'express', n % 3 = 0,

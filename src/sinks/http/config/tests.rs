@@ -198,9 +198,34 @@ fn headers_are_checked() {
 }
 
 #[test]
-fn a_checkpoint_is_refused_and_not_ignored() {
-    let error = HttpConfig::parse(&with("checkpoint_url", json!("http://x"))).unwrap_err();
-    assert!(error.message.contains("not supported yet"), "{error}");
+fn a_checkpoint_is_the_receivers_own() {
+    let mut config =
+        json!({"url": "https://u:p@example.com/hook", "checkpoint_url": "https://example.com/at"});
+    assert_eq!(parse(config.clone()).checkpoint.unwrap().path(), "/at");
+    for (url, why) in [
+        (
+            "https://example.org/at",
+            "must lead to the same scheme, host and port as \"url\"",
+        ),
+        (
+            "http://example.com/at",
+            "must lead to the same scheme, host and port as \"url\"",
+        ),
+        (
+            "https://u@example.com/at",
+            "must lead to the same scheme, host and port as \"url\"",
+        ),
+        (
+            "ftp://example.com/at",
+            "must begin with http:// or https://",
+        ),
+    ] {
+        config["checkpoint_url"] = json!(url);
+        assert_eq!(detail(config.clone()), format!("\"checkpoint_url\" {why}."));
+    }
+    config["checkpoint_url"] = json!("https://example.com/at");
+    config["mode"] = json!("single");
+    assert_eq!(detail(config), "\"checkpoint_url\" is for mode \"batch\".");
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn about(n: u32, subject: &str) -> Arc<Event> {
 fn of(events: Vec<Arc<Event>>) -> Batch {
     Batch {
         events,
-        secrets: Secrets::default(),
+        ..Batch::default()
     }
 }
 

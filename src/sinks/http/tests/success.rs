@@ -97,7 +97,7 @@ fn one_connection_serves_thousands_of_requests() {
         let events = vec![Arc::new(event(n % 4))];
         sender.deliver(&Batch {
             events,
-            secrets: Secrets::default(),
+            ..Batch::default()
         });
     }
     assert_eq!(receiver.received().len(), 3_000);
@@ -116,7 +116,7 @@ fn a_connection_that_was_closed_while_kept_is_no_failure() {
         let events = vec![Arc::new(event(1 + n % 2))];
         let batch = Batch {
             events,
-            secrets: Secrets::default(),
+            ..Batch::default()
         };
         assert_eq!(sender.deliver(&batch), Outcome::Delivered, "{n}");
     }
@@ -134,7 +134,7 @@ fn an_answer_too_large_to_read_is_success_all_the_same() {
     assert_eq!(sender.deliver(&batch(2)), Outcome::Delivered);
     let other = Batch {
         events: vec![Arc::new(event(2))],
-        secrets: Secrets::default(),
+        ..Batch::default()
     };
     assert_eq!(sender.deliver(&other), Outcome::Delivered);
 }
@@ -151,6 +151,7 @@ fn a_large_event_arrives_whole() {
     let batch = Batch {
         events: vec![Arc::new(large)],
         secrets: secrets(&["a", "b"]),
+        ..Batch::default()
     };
     assert_eq!(sender.deliver(&batch), Outcome::Delivered);
     assert_eq!(receiver.received()[0].json()[0]["data"], json!(text));

@@ -1,18 +1,19 @@
-//! Whom a TLS connection trusts: the system's authorities, and those of `ca_file`.
+//! Whom a TLS connection trusts: the system's authorities, and those of `ca_file`; and in words why it trusts somebody not.
 
+use std::error::Error;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{CertificateError, ClientConfig, RootCertStore};
 
 /// Enough for every authority that there is.
 const LARGEST_FILE: u64 = 4 * 1024 * 1024;
 
-/// What a client of a URL with `https` needs. Reads the system's certificates and `ca_file` now; a change of them counts
+/// What a client needs that checks whom it speaks to. Reads the system's certificates and `ca_file` now; a change of them counts
 /// for clients opened later.
 ///
 /// # Errors
@@ -45,13 +46,53 @@ pub(super) fn unused() -> Result<ClientConfig, String> {
 fn build(roots: RootCertStore) -> Result<ClientConfig, String> {
     // Named here and not installed as the process's default: the process is Postgres, and others may load Rust into it.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
+    let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("cannot set up TLS: {error}"))?
         .with_root_certificates(roots)
         .with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
+}
+
+/// Why TLS with `origin` failed.
+pub(super) fn describe(error: &rustls::Error, origin: &str) -> String {
+    let rustls::Error::InvalidCertificate(reason) = error else {
+        return format!("TLS with {origin} failed: {error}");
+    };
+    let reason = match reason {
+        CertificateError::UnknownIssuer => {
+            "it is signed by no authority that is trusted here; \"ca_file\" can name one".to_owned()
+        }
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+            "it has expired".to_owned()
+        }
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "it is not valid yet".to_owned()
+        }
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            "it is for another name".to_owned()
+        }
+        CertificateError::Revoked => "it has been revoked".to_owned(),
+        CertificateError::BadSignature => "its signature is wrong".to_owned(),
+        CertificateError::BadEncoding => "it cannot be read".to_owned(),
+        other => other.to_string(),
+    };
+    format!("certificate of {origin} refused: {reason}")
+}
+
+/// The error and everything behind it. An `io::Error` hides the error that it was made of from `source`.
+pub(super) fn causes<'e>(
+    error: &'e (dyn Error + 'static),
+) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| {
+        match error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref)
+        {
+            Some(inner) => Some(inner as &(dyn Error + 'static)),
+            None => error.source(),
+        }
+    })
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {

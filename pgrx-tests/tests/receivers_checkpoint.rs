@@ -1,0 +1,195 @@
+//! `checkpoint_url`: a receiver that remembers itself how far it has come, in the transaction in which it takes events.
+
+mod scene;
+mod workers;
+
+use std::sync::{Arc, Mutex};
+
+use outbox_tests::{Receiver, Reply, Sql, until};
+use postgres::Client;
+use scene::{emit, http_sink, ids, quick, until_idle, until_status};
+use serde_json::{Value, json};
+use workers::kill_dispatcher;
+
+/// A receiver that keeps what it was told last, and tells it when it is asked.
+fn remembering() -> (Receiver, Arc<Mutex<Value>>) {
+    let receiver = Receiver::start();
+    let kept = Arc::new(Mutex::new(Value::Null));
+    let script = Arc::clone(&kept);
+    receiver.reply_with(move |request| {
+        let mut kept = script.lock().unwrap();
+        if request.method == "GET" {
+            assert_eq!(request.path, "/at");
+            return Reply::ok().body(json!({"position": *kept}).to_string());
+        }
+        if let Some(told) = request.header("outbox-checkpoint") {
+            *kept = json!(told);
+        }
+        Reply::ok()
+    });
+    (receiver, kept)
+}
+
+fn sink(db: &mut Client, receiver: &Receiver) {
+    let url = receiver.url();
+    let origin = url
+        .match_indices('/')
+        .nth(2)
+        .map_or(url.len(), |(at, _)| at);
+    let checkpoint = json!({"checkpoint_url": format!("{}/at", &url[..origin])});
+    http_sink(db, "w", receiver, checkpoint, "batch_size => 10");
+}
+
+/// Puts the cursor back to where `remembered` has it, while nobody delivers.
+fn put_back(db: &mut Client) {
+    db.run("select outbox.pause_sink('w')");
+    until_status(db, "w", "no holder of its lease", |status| {
+        status.lease_pid.is_none()
+    });
+    db.run(
+        "delete from outbox.cursors where name = 'sink:w';
+         insert into outbox.cursors select * from remembered;
+         select outbox.resume_sink('w')",
+    );
+}
+
+#[test]
+fn what_the_receiver_has_is_not_sent_again() {
+    let (receiver, _) = remembering();
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    sink(&mut db, &receiver);
+    db.run("create table remembered as select * from outbox.cursors where name = 'sink:w'");
+    emit(&mut db, 1..=25);
+    receiver.wait_for(25);
+    until_idle(&mut db, "w");
+    // Nothing can be saved, and then the dispatcher is killed.
+    let mut holder = cluster.connect();
+    let mut held = holder.transaction().unwrap();
+    held.run("select from outbox.cursors where name = 'sink:w' for update");
+    emit(&mut db, 26..=40);
+    receiver.wait_for(35);
+    kill_dispatcher(&cluster, "app");
+    drop(held);
+    let mut db = cluster.connect();
+    receiver.wait_for(40);
+    until_idle(&mut db, "w");
+    assert_eq!(receiver.ids(), ids(1..=40));
+
+    // An old cursor; and an event that was open all the time, below everything that the receiver has.
+    put_back(&mut db);
+    until_status(&mut db, "w", "all passed over", |status| {
+        status.delivered == 40 && status.lag_events == 0
+    });
+    let mut other = cluster.connect();
+    let mut open = other.transaction().unwrap();
+    open.run("select outbox.emit('test.late', '{}', id => 'late')");
+    emit(&mut db, 41..=50);
+    receiver.wait_for(50);
+    until_idle(&mut db, "w");
+    put_back(&mut db);
+    open.commit().unwrap();
+    receiver.wait_for(51);
+    until_idle(&mut db, "w");
+    let expected: Vec<_> = ids(1..=50).into_iter().chain(["late".to_owned()]).collect();
+    assert_eq!(receiver.ids(), expected);
+}
+
+#[test]
+fn without_an_answer_nothing_is_sent() {
+    let (receiver, kept) = remembering();
+    receiver.reply_with(|request| match request.method.as_str() {
+        "GET" => Reply::status(500),
+        _ => panic!("an event was sent"),
+    });
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    sink(&mut db, &receiver);
+    emit(&mut db, 1..=3);
+    for (reply, says) in [
+        (
+            Reply::status(500),
+            "not sent: \"checkpoint_url\": HTTP 500 Internal Server Error",
+        ),
+        (
+            Reply::status(204),
+            "not sent: \"checkpoint_url\": HTTP 204 No Content",
+        ),
+        (
+            Reply::ok().body("[]"),
+            "not sent: the answer of \"checkpoint_url\" holds no \"position\"",
+        ),
+        (
+            Reply::ok().body("x"),
+            "not sent: the answer of \"checkpoint_url\" is not JSON",
+        ),
+        (
+            Reply::ok().body(r#"{"position": "731:12"}"#),
+            "not sent: the answer of \"checkpoint_url\" holds a \"position\" that no sink has given out",
+        ),
+    ] {
+        receiver.reply_always(reply);
+        let failing = until_status(&mut db, "w", says, |status| {
+            status.last_error.as_deref() == Some(says) && status.attempts > 6
+        });
+        assert_eq!(failing.dead_letters, 0);
+    }
+    assert!(
+        receiver
+            .requests()
+            .iter()
+            .all(|request| request.method == "GET")
+    );
+    // What another sink was told counts for nothing.
+    *kept.lock().unwrap() =
+        json!("1/00000000-0000-0000-0000-000000000000/7.1/900:900:/900:900:/99");
+    let answer = json!({"position": *kept.lock().unwrap()}).to_string();
+    receiver.reply_with(move |request| match request.method.as_str() {
+        "GET" => Reply::ok().body(answer.clone()),
+        _ => Reply::ok(),
+    });
+    receiver.wait_for(3);
+    until_idle(&mut db, "w");
+    assert_eq!(receiver.ids(), ids(1..=3));
+}
+
+#[test]
+fn a_request_that_got_no_answer_is_asked_for() {
+    let (receiver, kept) = remembering();
+    let taken = Arc::clone(&kept);
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    // It takes the first request, and its answer is lost.
+    let lost = Mutex::new(false);
+    receiver.reply_with(move |request| {
+        let mut kept = taken.lock().unwrap();
+        if request.method == "GET" {
+            return Reply::ok().body(json!({"position": *kept}).to_string());
+        }
+        *kept = json!(request.header("outbox-checkpoint"));
+        match std::mem::replace(&mut *lost.lock().unwrap(), true) {
+            false => Reply::reset(),
+            true => Reply::ok(),
+        }
+    });
+    sink(&mut db, &receiver);
+    emit(&mut db, 1..=10);
+    until_status(&mut db, "w", "all delivered", |status| {
+        status.delivered == 10
+    });
+    let posts = receiver
+        .requests()
+        .iter()
+        .filter(|request| request.method == "POST")
+        .count();
+    assert_eq!(posts, 1);
+    until("it to be idle", || {
+        (receiver
+            .requests()
+            .iter()
+            .filter(|request| request.method == "GET")
+            .count()
+            >= 2)
+            .then_some(())
+    });
+}

@@ -1,0 +1,100 @@
+//! A receiver's own checkpoint: asked for when the sink is taken over, and told with each batch how far that one reaches.
+//!
+//! `Outbox-Checkpoint` is a line that the receiver stores with the events of the same request, in one transaction, and gives back as
+//! `{"position": "…"}`; null when it has none. It fails closed: as long as there is no answer, nothing is sent. After a request whose
+//! fate is unknown, the receiver is asked again.
+
+use std::sync::{Mutex, PoisonError};
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::Value;
+use url::Url;
+
+use super::exchange::{Endpoint, Setback};
+use crate::dispatch::Place;
+use crate::sinks::batch::Origin;
+use crate::sinks::checkpoint::Reached;
+
+const HEADER: HeaderName = HeaderName::from_static("outbox-checkpoint");
+
+/// Receivers refuse longer headers. Thousands of transactions must be running at once to make one, and then the next request that
+/// has a shorter one moves the receiver's checkpoint on.
+const LONGEST: usize = 4096;
+
+/// The checkpoint of one receiver.
+pub(super) struct Checkpoint {
+    url: Url,
+    known: Mutex<Known>,
+}
+
+#[derive(Clone)]
+enum Known {
+    ToBeAsked,
+    Answered(Option<Reached>),
+}
+
+impl Checkpoint {
+    pub(super) fn new(url: Url) -> Self {
+        Self {
+            url,
+            known: Mutex::new(Known::ToBeAsked),
+        }
+    }
+
+    /// What the receiver has come to, if that means something to this sink.
+    pub(super) async fn reached(
+        &self,
+        endpoint: &Endpoint,
+        origin: &Origin,
+    ) -> Result<Option<Reached>, Setback> {
+        let known = self.known().clone();
+        let answer = match known {
+            Known::Answered(reached) => reached,
+            Known::ToBeAsked => {
+                let reached = self.ask(endpoint).await?;
+                *self.known() = Known::Answered(reached.clone());
+                reached
+            }
+        };
+        Ok(answer.filter(|reached| reached.is_of(origin)))
+    }
+
+    async fn ask(&self, endpoint: &Endpoint) -> Result<Option<Reached>, Setback> {
+        let unreadable = |what: &str| {
+            Setback::answered(format!("not sent: the answer of \"checkpoint_url\" {what}"))
+        };
+        let body = endpoint.get(&self.url).await.map_err(|mut setback| {
+            let error = &mut setback.refusal.error;
+            *error = format!("not sent: \"checkpoint_url\": {error}");
+            setback
+        })?;
+        let answer: Value = serde_json::from_slice(&body).map_err(|_| unreadable("is not JSON"))?;
+        match answer.get("position") {
+            Some(Value::Null) => Ok(None),
+            Some(Value::String(position)) => position
+                .parse()
+                .map(Some)
+                .map_err(|_| unreadable("holds a \"position\" that no sink has given out")),
+            _ => Err(unreadable("holds no \"position\"")),
+        }
+    }
+
+    /// What became of a request is unknown: the receiver may have come further.
+    pub(super) fn forget(&self) {
+        *self.known() = Known::ToBeAsked;
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells the receiver how far a request reaches.
+pub(super) fn tell(origin: &Origin, reaches: &Place, headers: &mut HeaderMap) {
+    let text = Reached::new(origin, reaches).to_string();
+    if text.len() <= LONGEST
+        && let Ok(value) = HeaderValue::from_str(&text)
+    {
+        headers.insert(HEADER, value);
+    }
+}
