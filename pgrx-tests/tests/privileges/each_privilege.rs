@@ -301,7 +301,10 @@ fn who_keeps_secrets_sets_them_and_reads_none() {
     let (cluster, mut db) = with_roles(&["keeper"]);
     db.run("select outbox.grant('keeper', 'secrets')");
     let able = abilities(&mut db, "keeper");
-    assert_eq!(functions(&able), BTreeSet::from(["set_secret"]));
+    assert_eq!(
+        functions(&able),
+        BTreeSet::from(["set_secret", "set_secret_source"])
+    );
     let mut keeper = cluster.connect_as("keeper");
     keeper.run("select outbox.set_secret('signing', array['one', 'two'])");
     let kept: String = db

@@ -159,6 +159,33 @@ fn the_checkpoint_table_can_be_made_by_somebody_else() {
 }
 
 #[test]
+fn old_notes_are_removed() {
+    let there = destination();
+    let mut remote = there.connect();
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    postgres_sink(&mut db, "w", &there, json!({"remember_hours": 5}), "");
+    postgres_sink(&mut db, "other", &there, json!({}), "");
+    emit(&mut db, 1..=1);
+    until_applied(&mut remote, 2);
+    remote.run(
+        "insert into outbox_checkpoint (sink, name, first_seq, last_seq, events, applied_at)
+         select c.sink, c.name, 0, 0, '', now() - interval '6 hours' from outbox_checkpoint c, generate_series(1, 2500)",
+    );
+    // Looked for once an hour, and whenever a connection is made.
+    db.run(
+        "select outbox.alter_sink('w', config => (select config from outbox.sinks where id = 'w'))",
+    );
+    for n in 2..=6 {
+        emit(&mut db, n..=n);
+        until_applied(&mut remote, n as usize * 2);
+    }
+    let notes = "select count(*) from outbox_checkpoint where applied_at < now() - interval '5 hours' and name = ";
+    assert_eq!(remote.one::<i64>(&format!("{notes} 'w'")), 0);
+    assert_eq!(remote.one::<i64>(&format!("{notes} 'other'")), 2500);
+}
+
+#[test]
 fn what_is_redacted_is_neither_sent_nor_kept() {
     let there = destination();
     let mut remote = there.connect();

@@ -235,7 +235,9 @@ fn request(stream: &mut impl BufRead) -> Option<Received> {
             None => request.line = line.to_owned(),
         }
     }
-    let length = request.header("content-length")?.parse().ok()?;
+    // A request without a body says nothing of its length.
+    let length = request.header("content-length").unwrap_or("0");
+    let length = length.parse().ok()?;
     request.body.resize(length, 0);
     stream.read_exact(&mut request.body).ok()?;
     Some(request)

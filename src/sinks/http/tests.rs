@@ -1,5 +1,6 @@
 //! Deliveries to a real receiver on the loopback.
 
+mod checkpoint;
 mod failures;
 mod signatures;
 mod single;

@@ -28,7 +28,8 @@ pub(super) struct Session {
     place: String,
     apply: Prepared,
     note: Statement,
-    forgotten_at: Instant,
+    /// When old notes were last looked for, and none was left; never, if that is yet to be done.
+    forgotten_at: Option<Instant>,
 }
 
 enum Prepared {
@@ -74,16 +75,14 @@ impl Session {
             .await
             .map_err(|error| preparing(&error, &format!("checkpoint table {checkpoint}")))?;
         let apply = prepare(&client, &target.config.apply, &place).await?;
-        let session = Self {
+        Ok(Self {
             client,
             dsn: dsn.to_owned(),
             place,
             apply,
             note,
-            forgotten_at: Instant::now(),
-        };
-        session.forget(target).await?;
-        Ok(session)
+            forgotten_at: None,
+        })
     }
 
     /// Applies those of the events that are not yet, all or none.
@@ -92,9 +91,9 @@ impl Session {
         events: &[Arc<Event>],
         target: &Target<'_>,
     ) -> Result<(), Setback> {
-        if self.forgotten_at.elapsed() > statement::FORGET_EVERY {
+        let lately = |at: Instant| at.elapsed() < statement::FORGET_EVERY;
+        if !self.forgotten_at.is_some_and(lately) {
             self.forget(target).await?;
-            self.forgotten_at = Instant::now();
         }
         let noted = self
             .begin(events, target)
@@ -184,13 +183,15 @@ impl Session {
         self.client.batch_execute("commit").await
     }
 
-    async fn forget(&self, target: &Target<'_>) -> Result<(), Setback> {
+    async fn forget(&mut self, target: &Target<'_>) -> Result<(), Setback> {
         let config = target.config;
         let forget = statement::forget(&config.checkpoint, target.origin, config.remember_hours);
-        self.client.batch_execute(&forget).await.map_err(|error| {
+        let gone = self.client.execute(&forget, &[]).await.map_err(|error| {
             let what = format!("checkpoint table {}", config.checkpoint);
             Setback::on_preparing(&error, &what, &self.place)
-        })
+        })?;
+        self.forgotten_at = (gone < statement::FORGET_AT_ONCE).then(Instant::now);
+        Ok(())
     }
 }
 

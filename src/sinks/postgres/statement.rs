@@ -9,7 +9,7 @@ use super::names::{TableName, literal, quoted};
 use crate::envelope::{Event, timestamp_text, write_cloudevent};
 use crate::sinks::batch::Origin;
 
-/// How long old notes are kept beyond what was asked for: they are removed so often.
+/// How often old notes are looked for.
 pub(super) const FORGET_EVERY: std::time::Duration = std::time::Duration::from_secs(3600);
 
 /// Whether a table is there. $1 its name.
@@ -26,7 +26,8 @@ pub(super) fn create_checkpoint(table: &TableName) -> String {
              last_seq bigint not null,
              events bytea not null,
              applied_at timestamptz not null default now(),
-             unique (sink, last_seq, batch));
+             unique (sink, last_seq, batch),
+             unique (sink, applied_at, batch));
          comment on table {table} is
              'pg_outbox: which events were applied here, a row per delivery; do not remove rows while their sink lives'"
     )
@@ -99,13 +100,18 @@ pub(super) fn spans(events: &[Arc<Event>]) -> Vec<(Span, Vec<&Event>)> {
     spans
 }
 
-/// Removes notes that are older than asked for.
+/// Removes the oldest of the notes that are older than asked for, [`FORGET_AT_ONCE`] at most.
 pub(super) fn forget(table: &TableName, origin: &Origin, hours: u64) -> String {
     format!(
-        "delete from {table} where sink = {} and applied_at < now() - interval '{hours} hours'",
+        "delete from {table} where batch in (
+             select batch from {table} where sink = {} and applied_at < now() - interval '{hours} hours'
+              order by applied_at limit {FORGET_AT_ONCE})",
         literal(&origin.life)
     )
 }
+
+/// What takes no time; the rest goes before the next delivery.
+pub(super) const FORGET_AT_ONCE: u64 = 1_000;
 
 /// The columns of a table that can be written, and their types. $1 its name.
 pub(super) const COLUMNS: &str = "
