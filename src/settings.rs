@@ -7,6 +7,7 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 
 use crate::dispatch::Policy;
 use crate::pg::encoding;
+use crate::sinks::Defaults;
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static DATABASES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -218,8 +219,12 @@ pub(crate) fn retention_interval() -> Duration {
     milliseconds(&RETENTION_INTERVAL)
 }
 
-pub(crate) fn http_timeout() -> Duration {
-    milliseconds(&HTTP_TIMEOUT)
+/// What holds for sinks whose config does not say otherwise.
+pub(crate) fn sink_defaults() -> Defaults {
+    Defaults {
+        http_timeout: milliseconds(&HTTP_TIMEOUT),
+        topic_prefix: text(&TOPIC_PREFIX).into(),
+    }
 }
 
 /// What the topics of captured changes begin with.

@@ -19,13 +19,20 @@
 
 mod client;
 pub mod cluster;
+mod gate;
+mod kafka;
+mod nats;
 mod ports;
+mod process;
 pub mod receiver;
 mod testbed;
 mod wait;
 
 pub use client::{Refusal, Sql};
 pub use cluster::{Cluster, Mode, Signal};
+pub use gate::Gate;
+pub use kafka::{Kafka, Record};
+pub use nats::{Nats, Stored};
 pub use receiver::{Certificate, Event, Receiver, Reply, Request, Tls};
 pub use testbed::{major, python_libraries};
 pub use wait::{DEADLINE, until};

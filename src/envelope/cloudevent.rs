@@ -65,7 +65,8 @@ pub(crate) fn write_cloudevent(event: &Event, out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
-fn present(value: &Option<String>) -> Option<&str> {
+/// An empty text counts as none.
+pub(super) fn present(value: &Option<String>) -> Option<&str> {
     value.as_deref().filter(|value| !value.is_empty())
 }
 

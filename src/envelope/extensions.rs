@@ -34,49 +34,49 @@ const RESERVED: &[&str] = &[
     "type",
 ];
 
-/// Appends `,"name":value` for each member of `headers`, the text of a JSON object; nothing for any other text.
+/// Appends `,"name":value` for each attribute of `headers`, the text of a JSON object; nothing for any other text.
 pub(super) fn write(headers: &str, out: &mut Vec<u8>) {
-    let start = out.len();
-    let mut reader = serde_json::Deserializer::from_str(headers);
-    let read = reader.deserialize_map(Attributes { out });
-    if read.is_err() {
-        // Not an object. Half of one must not stay either.
-        out.truncate(start);
+    for (name, json) in read(headers) {
+        out.extend_from_slice(b",\"");
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b"\":");
+        write_value(json, out);
     }
 }
 
-struct Attributes<'o> {
-    out: &'o mut Vec<u8>,
+/// The attributes of `headers`, by name and JSON text; none of what is no object, and no half of one either.
+pub(super) fn read(headers: &str) -> Vec<(Cow<'_, str>, &str)> {
+    let mut reader = serde_json::Deserializer::from_str(headers);
+    reader.deserialize_map(Attributes).unwrap_or_default()
 }
+
+struct Attributes;
 
 #[derive(Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
-impl<'de> Visitor<'de> for Attributes<'_> {
-    type Value = ();
+impl<'de> Visitor<'de> for Attributes {
+    type Value = Vec<(Cow<'de, str>, &'de str)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of headers")
     }
 
-    fn visit_map<M: MapAccess<'de>>(self, mut members: M) -> Result<(), M::Error> {
-        let mut written: BTreeSet<Cow<'de, str>> = BTreeSet::new();
+    fn visit_map<M: MapAccess<'de>>(self, mut members: M) -> Result<Self::Value, M::Error> {
+        let mut seen: BTreeSet<Cow<'de, str>> = BTreeSet::new();
+        let mut attributes = Vec::new();
         while let Some((Name(name), value)) = members.next_entry::<Name<'de>, &'de RawValue>()? {
             let name = attribute_name(name);
             if value.get() == "null"
                 || name.is_empty()
                 || RESERVED.binary_search(&name.as_ref()).is_ok()
-                || written.contains(&name)
+                || !seen.insert(name.clone())
             {
                 continue;
             }
-            self.out.extend_from_slice(b",\"");
-            self.out.extend_from_slice(name.as_bytes());
-            self.out.extend_from_slice(b"\":");
-            write_value(value.get(), self.out);
-            written.insert(name);
+            attributes.push((name, value.get()));
         }
-        Ok(())
+        Ok(attributes)
     }
 }
 

@@ -3,6 +3,7 @@
 //! Owns the event, its position, its CloudEvents 1.0 JSON and the signatures over it. Knows no sink, no network, no clock
 //! and no Postgres: everything here is a function of its arguments.
 
+mod attributes;
 mod cloudevent;
 mod event;
 mod extensions;
@@ -15,6 +16,7 @@ mod uri_reference;
 #[cfg(test)]
 mod properties;
 
+pub(crate) use attributes::attributes;
 pub(crate) use cloudevent::write_cloudevent;
 pub(crate) use event::{Event, Part};
 pub(crate) use position::Position;

@@ -1,8 +1,11 @@
 //! What all kinds that deliver over a network have in common.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::http::Http;
+use super::kafka::Kafka;
+use super::nats::Nats;
 use super::postgres::Postgres;
 use super::{Batch, Config};
 use crate::dispatch::Outcome;
@@ -15,15 +18,19 @@ pub(crate) trait Sink: Send + Sync {
 }
 
 /// Settings that hold for a sink whose `config` does not say otherwise.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Defaults {
     /// For a whole request, from connecting to the last byte of the answer.
     pub(crate) http_timeout: Duration,
+    /// What Kafka topics begin with that no template makes up.
+    pub(crate) topic_prefix: Arc<str>,
 }
 
 /// A client of any kind, with its connections. They are kept between deliveries and closed when it is dropped.
 pub(crate) enum Client {
     Http(Box<Http>),
+    Kafka(Box<Kafka>),
+    Nats(Box<Nats>),
     Postgres(Box<Postgres>),
 }
 
@@ -37,6 +44,8 @@ impl Client {
             Config::Http(http) => {
                 Http::open(http, defaults).map(|http| Client::Http(Box::new(http)))
             }
+            Config::Kafka(kafka) => Ok(Client::Kafka(Box::new(Kafka::open(kafka, defaults)))),
+            Config::Nats(nats) => Nats::open(nats).map(|nats| Client::Nats(Box::new(nats))),
             Config::Postgres(postgres) => Ok(Client::Postgres(Box::new(Postgres::open(
                 postgres, defaults,
             )))),
@@ -51,6 +60,8 @@ impl Client {
     pub(crate) async fn deliver(&self, batch: &Batch) -> Outcome {
         match self {
             Client::Http(http) => http.deliver(batch).await,
+            Client::Kafka(kafka) => kafka.deliver(batch).await,
+            Client::Nats(nats) => nats.deliver(batch).await,
             Client::Postgres(postgres) => postgres.deliver(batch).await,
         }
     }

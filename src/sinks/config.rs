@@ -5,17 +5,21 @@ use serde_json::Value;
 use super::fields::{Fields, listed, nearest, shown};
 use super::function::FunctionConfig;
 use super::http::HttpConfig;
+use super::kafka::KafkaConfig;
+use super::nats::NatsConfig;
 use super::postgres::PostgresConfig;
 use super::redact::Redaction;
 
 /// The kinds of sinks that there are.
-const KINDS: &[&str] = &["function", "http", "postgres", "pull"];
+const KINDS: &[&str] = &["function", "http", "kafka", "nats", "postgres", "pull"];
 
 /// A valid `config`. Prints without credentials.
 #[derive(Clone, Debug)]
 pub(crate) enum Config {
     Function(FunctionConfig),
     Http(Box<HttpConfig>),
+    Kafka(Box<KafkaConfig>),
+    Nats(Box<NatsConfig>),
     Postgres(Box<PostgresConfig>),
     Pull,
 }
@@ -45,6 +49,8 @@ fn parse_kind(kind: &str, config: &Value) -> Result<Config, ConfigError> {
     match kind {
         "function" => FunctionConfig::parse(config).map(Config::Function),
         "http" => HttpConfig::parse(config).map(|http| Config::Http(Box::new(http))),
+        "kafka" => KafkaConfig::parse(config).map(|kafka| Config::Kafka(Box::new(kafka))),
+        "nats" => NatsConfig::parse(config).map(|nats| Config::Nats(Box::new(nats))),
         "postgres" => {
             PostgresConfig::parse(config).map(|postgres| Config::Postgres(Box::new(postgres)))
         }
@@ -70,6 +76,8 @@ impl Config {
     pub(crate) fn secret(&self) -> Option<&str> {
         match self {
             Config::Http(http) => http.secret(),
+            Config::Kafka(kafka) => kafka.secret(),
+            Config::Nats(nats) => nats.secret(),
             Config::Postgres(postgres) => postgres.secret(),
             Config::Function(_) | Config::Pull => None,
         }
@@ -79,6 +87,8 @@ impl Config {
     pub(crate) fn file(&self) -> Option<&'static str> {
         match self {
             Config::Http(http) => http.file(),
+            Config::Kafka(kafka) => kafka.file(),
+            Config::Nats(nats) => nats.file(),
             Config::Postgres(postgres) => postgres.file(),
             Config::Function(_) | Config::Pull => None,
         }
@@ -88,6 +98,8 @@ impl Config {
         match self {
             Config::Function(_) => "function",
             Config::Http(_) => "http",
+            Config::Kafka(_) => "kafka",
+            Config::Nats(_) => "nats",
             Config::Postgres(_) => "postgres",
             Config::Pull => "pull",
         }
@@ -125,6 +137,8 @@ mod tests {
         for (kind, config) in [
             ("function", json!({"function": "take(outbox.event[])"})),
             ("http", json!({"url": "https://example.com/hook"})),
+            ("kafka", json!({"brokers": "kafka.example.com:9092"})),
+            ("nats", json!({"url": "nats://nats.example.com"})),
             (
                 "postgres",
                 json!({"secret": "warehouse", "table": "events"}),
@@ -134,7 +148,7 @@ mod tests {
             assert_eq!(parse(kind, &config).unwrap().kind(), kind);
             assert!(KINDS.contains(&kind));
         }
-        assert_eq!(KINDS.len(), 4);
+        assert_eq!(KINDS.len(), 6);
     }
 
     #[test]
@@ -143,7 +157,9 @@ mod tests {
         assert_eq!(error.message, "unknown kind of sink \"htttp\"");
         assert_eq!(
             error.detail.as_deref(),
-            Some("The kinds are \"function\", \"http\", \"postgres\" and \"pull\".")
+            Some(
+                "The kinds are \"function\", \"http\", \"kafka\", \"nats\", \"postgres\" and \"pull\"."
+            )
         );
         assert_eq!(error.hint.as_deref(), Some("Perhaps \"http\" is meant."));
     }

@@ -14,10 +14,13 @@ mod config;
 mod fields;
 mod function;
 mod http;
+mod kafka;
+mod nats;
 mod plain_text;
 mod postgres;
 mod redact;
 mod secrets;
+mod template;
 mod tls;
 
 pub(crate) use batch::{Batch, Origin};

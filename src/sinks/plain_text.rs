@@ -1,5 +1,7 @@
 //! Text from outside as it may appear in errors, dead letters and logs: one line, of bounded length, without secrets.
 
+use std::fmt::Write;
+
 /// The longest error text that is kept, in bytes.
 pub(super) const LONGEST: usize = 500;
 
@@ -26,6 +28,19 @@ pub(super) fn one_line(text: &str, longest: usize) -> String {
         line.push(c);
     }
     line
+}
+
+/// `id` as a header can hold it: what is no visible ASCII is percent-encoded, and so is the percent sign.
+pub(super) fn visible(id: &str) -> String {
+    let mut text = String::with_capacity(id.len() + 32);
+    for byte in id.bytes() {
+        if byte.is_ascii_graphic() && byte != b'%' {
+            text.push(byte.into());
+        } else {
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
 }
 
 /// `text` with each of `values` struck out. Values of a few characters stay: they are found in any text.
@@ -64,6 +79,12 @@ mod tests {
             let cut = one_line(&"ü👍 ".repeat(50), longest);
             assert!(cut.len() <= longest && cut.ends_with('…'), "{cut}");
         }
+    }
+
+    #[test]
+    fn ids_are_made_visible() {
+        assert_eq!(visible("evt_1"), "evt_1");
+        assert_eq!(visible("a b%\r\nü"), "a%20b%25%0D%0A%C3%BC");
     }
 
     #[test]

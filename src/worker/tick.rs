@@ -11,7 +11,6 @@ use crate::dispatch::{Floors, Outcome};
 use crate::pg::spi::Spi;
 use crate::pg::{latch, lock, transaction};
 use crate::settings;
-use crate::sinks::Defaults;
 use crate::store::sinks::{self, Version};
 use crate::store::streams;
 
@@ -97,13 +96,7 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
 fn drive_network(course: &mut Course) -> Result<(), String> {
     let io =
         Io::start().map_err(|error| format!("the I/O thread could not be started: {error}"))?;
-    io.open(
-        &course.sink.id,
-        &course.config,
-        Defaults {
-            http_timeout: settings::http_timeout(),
-        },
-    );
+    io.open(&course.sink.id, &course.config, settings::sink_defaults());
     loop {
         match course.next(now()) {
             Next::Again => {}

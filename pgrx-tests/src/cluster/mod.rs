@@ -2,7 +2,6 @@
 //!
 //! Owns the server process and its folder. Speaks to the server only as any client would.
 
-mod process;
 mod template;
 
 use std::fs::{self, File, OpenOptions};
@@ -12,12 +11,11 @@ use std::process::{Child, Command};
 
 use postgres::{Client, NoTls};
 pub use rustix::process::Signal;
-use rustix::process::{Pid, kill_process};
 
 use crate::client::Sql;
+use crate::process::{client_program, finish, send, server_program, spawn};
 use crate::testbed::{give_to_server, major, new_folder, remove_folder};
 use crate::{ports, wait};
-use process::{client_program, finish, server_program, spawn};
 
 /// The database that every cluster has, with the extension in it unless the builder says otherwise.
 pub const DATABASE: &str = "app";
@@ -472,12 +470,5 @@ impl Drop for Cluster {
             let _ = server.wait();
         }
         remove_folder(&self.folder);
-    }
-}
-
-fn send(pid: u32, signal: Signal) {
-    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
-        // A process that is gone already is what was wanted.
-        let _ = kill_process(pid, signal);
     }
 }

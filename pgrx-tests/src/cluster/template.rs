@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::DATABASE;
-use super::process::{client_program, finish, server_program};
+use crate::process::{client_program, finish, server_program};
 use crate::testbed::{give_to_server, root};
 
 /// Copies the template to `data`, which must not exist yet.

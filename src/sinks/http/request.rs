@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::signing::Keys;
 use crate::envelope::{Event, write_cloudevent};
+use crate::sinks::plain_text::visible;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const BATCH: HeaderValue = HeaderValue::from_static("application/cloudevents-batch+json");
@@ -80,18 +81,6 @@ fn delivery_id(events: &[Arc<Event>]) -> HeaderValue {
         id.push_str(&digest(events.iter().map(|event| event.id.as_str()), 16));
     }
     HeaderValue::from_str(&id).expect("percent-encoding leaves visible ASCII")
-}
-
-fn visible(id: &str) -> String {
-    let mut text = String::with_capacity(id.len() + 17);
-    for byte in id.bytes() {
-        if byte.is_ascii_graphic() && byte != b'%' {
-            text.push(byte.into());
-        } else {
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
 }
 
 /// So many hex digits of a digest over `ids`, each with its length so that no two lists run together.

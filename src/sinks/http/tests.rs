@@ -68,6 +68,7 @@ impl Sender {
         config["url"] = url.into();
         let defaults = Defaults {
             http_timeout: Duration::from_secs(60),
+            topic_prefix: "outbox".into(),
         };
         let config = parse("http", &config).unwrap();
         Ok(Self {

@@ -22,6 +22,7 @@ use super::{now, until};
 use crate::dispatch::{Floors, Time};
 use crate::pg::{background, catalog, latch, lock, shmem, transaction};
 use crate::settings;
+use crate::sinks::Defaults;
 use crate::store::sinks::Version;
 use crate::store::streams::{Horizon, Stream};
 
@@ -96,7 +97,7 @@ pub(super) struct Dispatcher {
     /// The next transaction id at the last look: if it is the same, nothing has been committed but what was unfinished then.
     looked_at_xid: u64,
     unfinished: bool,
-    http_timeout: Duration,
+    defaults: Defaults,
     activity: &'static str,
 }
 
@@ -161,7 +162,7 @@ impl Dispatcher {
             next_wanted_check: now + WANTED_CHECK,
             looked_at_xid: 0,
             unfinished: true,
-            http_timeout: settings::http_timeout(),
+            defaults: settings::sink_defaults(),
             activity: "",
         }
     }
@@ -244,9 +245,9 @@ impl Dispatcher {
         for course in self.courses.values_mut() {
             course.set_policy();
         }
-        if std::mem::replace(&mut self.http_timeout, settings::http_timeout())
-            != settings::http_timeout()
-        {
+        let defaults = settings::sink_defaults();
+        if defaults != self.defaults {
+            self.defaults = defaults;
             let networks = self.courses.values();
             let networks = networks.filter(|course| matches!(course.target, Target::Network));
             if let Some(io) = &self.io {

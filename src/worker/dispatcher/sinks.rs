@@ -14,7 +14,6 @@ use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
 use crate::pg::{lock, transaction};
 use crate::settings;
-use crate::sinks::Defaults;
 use crate::store::health::{self, Health};
 use crate::store::sinks::Version;
 
@@ -175,8 +174,5 @@ impl Dispatcher {
 
 /// From now on deliveries go by this course's config and by the settings in force.
 pub(super) fn open(io: &Io, course: &Course) {
-    let defaults = Defaults {
-        http_timeout: settings::http_timeout(),
-    };
-    io.open(&course.sink.id, &course.config, defaults);
+    io.open(&course.sink.id, &course.config, settings::sink_defaults());
 }

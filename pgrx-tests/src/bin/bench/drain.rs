@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use outbox_tests::{Receiver, Sql, until};
 
 use crate::Run;
+use crate::brokers;
 use crate::machine::Meter;
 use crate::processes::{dispatchers, memory};
 use crate::profile::Profile;
@@ -19,6 +20,8 @@ pub(crate) enum Kind {
     Http,
     SignedHttp,
     Postgres,
+    Nats,
+    Kafka,
 }
 
 /// What drains came to.
@@ -85,7 +88,7 @@ pub(crate) fn postgres(run: &Run) -> Vec<Line> {
 }
 
 /// Drains on a cluster of their own. Nothing if the time went into a profile.
-fn measured(run: &Run, kind: Kind, name: &str) -> Option<Drained> {
+pub(crate) fn measured(run: &Run, kind: Kind, name: &str) -> Option<Drained> {
     let events = match kind {
         Kind::Postgres => run.of(200_000, 50_000),
         _ => run.of(500_000, 100_000),
@@ -132,6 +135,8 @@ pub(crate) fn drain(
 ) -> Duration {
     let receiver = Receiver::builder().counting().start();
     let there = matches!(kind, Kind::Postgres).then(stage::elsewhere);
+    let nats = matches!(kind, Kind::Nats).then(brokers::nats);
+    let kafka = matches!(kind, Kind::Kafka).then(brokers::kafka);
     let create = match kind {
         Kind::Function => {
             stage.db.run(
@@ -157,6 +162,8 @@ pub(crate) fn drain(
             let url = receiver.url();
             format!(r#"'http', '{{"url": "{url}", "secret": "bench", "signature": "github"}}'"#)
         }
+        Kind::Nats => brokers::nats_sink(nats.as_ref().expect("it was started")),
+        Kind::Kafka => brokers::kafka_sink(kafka.as_ref().expect("it was started")),
     };
     stage.db.run(&format!(
         "select outbox.create_sink('bench', {create}, batch_size => 1000, enabled => false)"
@@ -164,7 +171,7 @@ pub(crate) fn drain(
     let start = Instant::now();
     stage.db.run("select outbox.resume_sink('bench')");
     let mut time = match kind {
-        Kind::Function | Kind::Postgres => None,
+        Kind::Function | Kind::Postgres | Kind::Nats | Kind::Kafka => None,
         Kind::Http | Kind::SignedHttp => {
             until("the receiver to have all", || {
                 (receiver.count() >= events).then_some(())
@@ -172,7 +179,7 @@ pub(crate) fn drain(
             Some(start.elapsed())
         }
     };
-    // Of a function, and of another server, only the cursor tells.
+    // Of a function, of another server and of what a broker has acknowledged, only the cursor tells.
     let delivered = "select delivered from outbox.cursors where name = 'sink:bench'";
     until("the cursor to be saved", || {
         let done = stage.db.one::<i64>(delivered).cast_unsigned() >= events;

@@ -1,9 +1,9 @@
 //! From commit to the receiver: a steady stream of transactions that emit one event each.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, sleep};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use memchr::memmem;
 use outbox_tests::{Receiver, Reply, Sql, until};
@@ -16,6 +16,9 @@ use crate::processes::{dispatchers, memory};
 use crate::profile::Profile;
 use crate::report::{Line, number};
 use crate::stage::Stage;
+
+/// The number of an event that has none.
+const WARM_UP: u64 = u64::MAX;
 
 /// More than one session, for one alone may not commit a thousand times a second.
 const WRITERS: u64 = 4;
@@ -44,15 +47,15 @@ impl Latency {
 }
 
 /// On a machine that others use too, the round with the lowest p99 says most; the other rounds are told beside it.
-fn lines(rate: u64, rounds: &[Latency]) -> Vec<Line> {
+pub(crate) fn lines(what: &str, rate: u64, rounds: &[Latency]) -> Vec<Line> {
     let best = rounds
         .iter()
         .min_by(|a, b| a.at(0.99).total_cmp(&b.at(0.99)))
         .expect("at least one round");
-    let line = |what: &str, share: f64, aim| {
+    let line = |name: &str, share: f64, aim| {
         let all = rounds.iter().map(|round| round.at(share));
         Line::new(
-            format!("commit to received at {rate}/s, {what}"),
+            format!("commit to received {what}at {rate}/s, {name}"),
             best.at(share),
             "ms",
         )
@@ -64,7 +67,7 @@ fn lines(rate: u64, rounds: &[Latency]) -> Vec<Line> {
         ))
     };
     let max = Line::new(
-        format!("commit to received at {rate}/s, max"),
+        format!("commit to received {what}at {rate}/s, max"),
         best.at(1.0),
         "ms",
     );
@@ -93,38 +96,72 @@ pub(crate) fn figure(run: &Run) -> Vec<Line> {
             let rounds = (0..run.of(6, 2))
                 .map(|_| measure(&mut stage, rate, seconds))
                 .collect::<Vec<_>>();
-            figure.extend(lines(rate, &rounds));
+            figure.extend(lines("", rate, &rounds));
         }
     }
     figure
 }
 
+/// What has arrived, and when.
+#[derive(Clone, Default)]
+pub(crate) struct Arrivals(Arc<Mutex<HashMap<u64, i64>>>);
+
+impl Arrivals {
+    /// Notes the events in these bytes, at a time in microseconds since 1970. Those without a number count as 0.
+    pub(crate) fn note(&self, bytes: &[u8], at: SystemTime) {
+        let at = at.duration_since(UNIX_EPOCH).expect("a time after 1970");
+        let mut arrived = self.lock();
+        let mut numbered = false;
+        for number in numbers_in(bytes) {
+            numbered = true;
+            arrived.entry(number).or_insert(at.as_micros() as i64);
+        }
+        if !numbered {
+            arrived.entry(WARM_UP).or_insert(at.as_micros() as i64);
+        }
+    }
+
+    fn count(&self) -> u64 {
+        self.lock().len() as u64
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, i64>> {
+        self.0.lock().expect("nobody panics with it")
+    }
+}
+
 /// Commits `rate` events a second, and sees when each arrives at a receiver.
 pub(crate) fn measure(stage: &mut Stage, rate: u64, seconds: u64) -> Latency {
     let receiver = Receiver::builder().counting().start();
-    let arrived = Arc::new(Mutex::new(HashMap::new()));
+    let arrivals = Arrivals::default();
     receiver.reply_with({
-        let arrived = Arc::clone(&arrived);
+        let arrivals = arrivals.clone();
         move |request| {
-            let at = request
-                .at
-                .duration_since(UNIX_EPOCH)
-                .expect("a time after 1970");
-            let mut arrived = arrived.lock().expect("nobody panics with it");
-            for number in numbers_in(&request.body) {
-                arrived.entry(number).or_insert(at.as_micros() as i64);
-            }
+            arrivals.note(&request.body, request.at);
             Reply::ok()
         }
     });
+    let sink = format!(r#"'http', '{{"url": "{}"}}'"#, receiver.url());
+    measure_to(stage, &sink, &arrivals, rate, seconds)
+}
+
+/// The same with a sink of this kind and config, and whatever notes what arrives.
+pub(crate) fn measure_to(
+    stage: &mut Stage,
+    sink: &str,
+    arrivals: &Arrivals,
+    rate: u64,
+    seconds: u64,
+) -> Latency {
     stage.db.run(&format!(
-        r#"select outbox.create_sink('bench', 'http', '{{"url": "{}"}}', start => 'tail')"#,
-        receiver.url()
+        "select outbox.create_sink('bench', {sink}, start => 'tail')"
     ));
     // The first delivery connects; it is not measured.
-    stage.db.run("select outbox.emit('warm.up')");
+    stage
+        .db
+        .run("select outbox.emit('order.placed', source => 'shop')");
     until("the first delivery", || {
-        (receiver.count() > 0).then_some(())
+        (arrivals.count() > 0).then_some(())
     });
 
     let meter = Meter::start(&stage.cluster);
@@ -148,12 +185,12 @@ pub(crate) fn measure(stage: &mut Stage, rate: u64, seconds: u64) -> Latency {
         .flat_map(|writer| writer.join().expect("a writer ends"))
         .collect::<Vec<_>>();
     let took = start.elapsed();
-    until("all to arrive", || (receiver.count() > total).then_some(()));
+    until("all to arrive", || (arrivals.count() > total).then_some(()));
     let others = meter.others();
     let used = memory(&dispatchers(&mut stage.db));
     stage.db.run("select outbox.drop_sink('bench')");
 
-    let arrived = arrived.lock().expect("nobody panics with it");
+    let arrived = arrivals.lock();
     let milliseconds = |micros: i64| micros as f64 / 1000.0;
     let mut arrivals = committed
         .iter()

@@ -3,6 +3,7 @@
 //! Owns the list of figures and what the command line says. How a figure is measured is the business of its module.
 #![forbid(unsafe_code)]
 
+mod brokers;
 mod capture;
 mod depth;
 mod drain;
@@ -64,6 +65,16 @@ const FIGURES: &[Figure] = &[
         name: "drain-postgres",
         about: "a backlog of 200,000 events into a table of another PostgreSQL",
         run: drain::postgres,
+    },
+    Figure {
+        name: "drain-nats",
+        about: "a backlog of 500,000 events to JetStream, and the latency to a subscriber",
+        run: brokers::nats_figure,
+    },
+    Figure {
+        name: "drain-kafka",
+        about: "the same to a Kafka broker, and the latency to a consumer",
+        run: brokers::kafka_figure,
     },
     Figure {
         name: "pull",

@@ -5,11 +5,13 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{LazyLock, Mutex};
 
-use crate::testbed::{program, server_user};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::testbed::{program, root, server_user};
 
 /// A server program of that major version, as the user who runs the servers. The kernel sends it SIGQUIT when its parent
 /// thread ends.
-pub(super) fn server_program(major: u32, name: &str) -> Command {
+pub(crate) fn server_program(major: u32, name: &str) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "QUIT"]);
     if let Some(user) = server_user() {
@@ -21,10 +23,31 @@ pub(super) fn server_program(major: u32, name: &str) -> Command {
 }
 
 /// A client program of that major version, as ourselves.
-pub(super) fn client_program(major: u32, name: &str) -> Command {
+pub(crate) fn client_program(major: u32, name: &str) -> Command {
     let mut command = Command::new(program(major, name));
     clean(&mut command);
     command
+}
+
+/// A broker's program, as ourselves. The kernel kills it when its parent thread ends.
+pub(crate) fn broker_program(name: &str) -> Command {
+    let program = root().join("brokers").join(name);
+    assert!(
+        program.exists(),
+        "{} is missing; run pgrx-tests/setup.sh first",
+        program.display()
+    );
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    clean(&mut command);
+    command
+}
+
+/// Sends a signal to a process; one that is gone already is what was wanted.
+pub(crate) fn send(pid: u32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+        let _ = kill_process(pid, signal);
+    }
 }
 
 /// What the user has set for other servers must not reach ours, and neither our working folder nor our input.
@@ -46,7 +69,7 @@ fn clean(command: &mut Command) {
 /// # Panics
 /// If it fails, with what it said.
 #[track_caller]
-pub(super) fn finish(mut command: Command) -> Output {
+pub(crate) fn finish(mut command: Command) -> Output {
     match command.output() {
         Ok(output) if output.status.success() => output,
         Ok(output) => panic!(
@@ -63,7 +86,7 @@ type Order = (Command, Sender<io::Result<Child>>);
 
 /// Spawns a program from a thread that lives as long as the process does. The parent whose death the kernel watches is the
 /// *thread* that forked, and a test's thread ends with the test.
-pub(super) fn spawn(command: Command) -> io::Result<Child> {
+pub(crate) fn spawn(command: Command) -> io::Result<Child> {
     static SPAWNER: LazyLock<Mutex<Sender<Order>>> = LazyLock::new(|| {
         let (orders, inbox) = channel::<Order>();
         std::thread::Builder::new()

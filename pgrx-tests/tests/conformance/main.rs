@@ -1,0 +1,41 @@
+//! One suite that a sink passes, whatever its kind: order, redelivery after a crash, partial failure, outage, poison, a hang, an
+//! event that is too large, secrets, and the checks of its config.
+//!
+//! A new kind gets it for a [`Destination`](destination::Destination) of its own and a line below. `function` leaves out
+//! what it cannot have: no network that hangs, no limit of size, no secret.
+
+mod cases;
+mod destination;
+mod function;
+mod http;
+mod kafka;
+mod nats;
+#[path = "../scene/mod.rs"]
+mod scene;
+
+/// A module with these cases, each a test, for a destination.
+macro_rules! conforms {
+    ($name:ident: $destination:ty { $($case:ident)* }) => {
+        mod $name {
+            $(
+                #[test]
+                fn $case() {
+                    crate::cases::$case::<$destination>();
+                }
+            )*
+        }
+    };
+    ($name:ident: $destination:ty) => {
+        conforms! {
+            $name: $destination {
+                order redelivery partial_failure outage_and_recovery poison hang too_large secrets config
+            }
+        }
+    };
+}
+
+conforms! { http_batch: crate::http::Batch }
+conforms! { http_single: crate::http::Single }
+conforms! { nats_server: crate::nats::JetStream }
+conforms! { kafka_broker: crate::kafka::Broker }
+conforms! { function_sink: crate::function::Function { order redelivery partial_failure outage_and_recovery poison config } }
