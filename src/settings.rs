@@ -223,7 +223,7 @@ pub(crate) fn retention_interval() -> Duration {
 pub(crate) fn sink_defaults() -> Defaults {
     Defaults {
         http_timeout: milliseconds(&HTTP_TIMEOUT),
-        topic_prefix: text(&TOPIC_PREFIX).into(),
+        topic_prefix: topic_prefix().into(),
     }
 }
 

@@ -1,10 +1,8 @@
-//! Certificates, good and bad, for servers that speak TLS.
+//! Certificates, good and bad, for a receiver that speaks TLS.
 
 use std::sync::Arc;
 
-use rcgen::{
-    BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd,
-};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};

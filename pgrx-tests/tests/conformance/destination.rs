@@ -54,6 +54,8 @@ pub trait Destination: Sized {
     fn poison_topic(&self) -> String;
 
     /// The topic of events that it does not take yet, while it takes others; and from now on takes them.
-    fn unwelcome_topic(&self) -> String;
-    fn welcome(&mut self, db: &mut Client);
+    fn unwelcome_topic(&self) -> String {
+        self.poison_topic()
+    }
+    fn welcome(&mut self, _db: &mut Client) {}
 }

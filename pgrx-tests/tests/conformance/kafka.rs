@@ -1,4 +1,4 @@
-//! A broker with a topic, and from a moment on with two.
+//! A broker with a topic.
 
 use outbox_tests::{Kafka, Sql};
 use postgres::Client;
@@ -8,10 +8,7 @@ use crate::destination::{Destination, Repeats};
 
 const SECRET: &str = "sasl-password-4711";
 
-pub struct Broker {
-    broker: Kafka,
-    welcomes: bool,
-}
+pub struct Broker(Kafka);
 
 impl Destination for Broker {
     const KIND: &'static str = "kafka";
@@ -21,10 +18,7 @@ impl Destination for Broker {
     fn start() -> Self {
         let broker = Kafka::start();
         broker.create_topic("outbox.test.numbered", 3);
-        Self {
-            broker,
-            welcomes: false,
-        }
+        Self(broker)
     }
 
     fn prepare(&mut self, db: &mut Client) {
@@ -35,7 +29,7 @@ impl Destination for Broker {
 
     fn config(&self) -> Value {
         json!({
-            "brokers": self.broker.brokers(), "secret": "conformance", "timeout_ms": 1000,
+            "brokers": self.0.brokers(), "secret": "conformance", "timeout_ms": 1000,
             "properties": {"message.max.bytes": "65536"},
         })
     }
@@ -66,10 +60,7 @@ impl Destination for Broker {
     }
 
     fn arrived(&mut self, _db: &mut Client) -> Vec<String> {
-        let mut records = self.broker.records("outbox.test.numbered");
-        if self.welcomes {
-            records.extend(self.broker.records("outbox.later.welcome"));
-        }
+        let records = self.0.records("outbox.test.numbered");
         records
             .iter()
             .map(|record| record.id().to_owned())
@@ -77,31 +68,22 @@ impl Destination for Broker {
     }
 
     fn go_down(&mut self, _db: &mut Client) {
-        self.broker.gate().close();
+        self.0.gate().close();
     }
 
     fn come_up(&mut self, _db: &mut Client) {
-        self.broker.gate().open();
+        self.0.gate().open();
     }
 
     fn hang(&mut self) {
-        self.broker.gate().stick(true);
+        self.0.gate().stick(true);
     }
 
     fn resume(&mut self) {
-        self.broker.gate().stick(false);
+        self.0.gate().stick(false);
     }
 
     fn poison_topic(&self) -> String {
         "x".repeat(250)
-    }
-
-    fn unwelcome_topic(&self) -> String {
-        "later.welcome".to_owned()
-    }
-
-    fn welcome(&mut self, _db: &mut Client) {
-        self.broker.create_topic("outbox.later.welcome", 1);
-        self.welcomes = true;
     }
 }

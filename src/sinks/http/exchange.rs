@@ -15,6 +15,7 @@ use super::request::Message;
 use super::transport;
 use crate::dispatch::{Failure, Refusal};
 use crate::envelope::Event;
+use crate::sinks::Secrets;
 use crate::sinks::plain_text::without;
 use crate::sinks::tls;
 

@@ -145,6 +145,10 @@ impl Kafka {
                         break;
                     }
                     Err(Some(RDKafkaErrorCode::QueueFull)) => sleep(FULL_RETRY).await,
+                    Err(Some(RDKafkaErrorCode::MessageSizeTooLarge)) => {
+                        faults.push((index, Fault::TooLarge));
+                        break;
+                    }
                     Err(code) => {
                         let code = code.unwrap_or(RDKafkaErrorCode::Fail);
                         faults.push((index, Fault::Refused(code)));

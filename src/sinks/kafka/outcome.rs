@@ -9,6 +9,8 @@ use crate::dispatch::{Failure, Outcome, Refusal};
 pub(super) enum Fault {
     /// It has no topic to go to: nobody was asked.
     Misrouted(String),
+    /// It is larger than the client may send: nobody was asked either.
+    TooLarge,
     /// The client or a broker does not take it.
     Refused(Code),
 }
@@ -34,6 +36,10 @@ enum Verdict {
 fn verdict(fault: Fault, suspect: &Suspect) -> Verdict {
     let code = match fault {
         Fault::Misrouted(why) => return Verdict::Permanent(why),
+        Fault::TooLarge => {
+            let why = "larger than the property \"message.max.bytes\" lets it be";
+            return Verdict::Permanent(why.to_owned());
+        }
         Fault::Refused(code) => code,
     };
     let topic = &suspect.topic;
@@ -73,7 +79,7 @@ pub(super) fn outcome(count: usize, faults: Vec<(Fault, Suspect)>) -> Outcome {
     // Whoever was not even asked does not show that brokers are up.
     let mut asked = count;
     for (fault, suspect) in faults {
-        asked -= usize::from(matches!(fault, Fault::Misrouted(_)));
+        asked -= usize::from(!matches!(fault, Fault::Refused(_)));
         let (error, permanent) = match verdict(fault, &suspect) {
             Verdict::Permanent(error) => (error, true),
             Verdict::Passing(error) => (error, false),
@@ -187,6 +193,14 @@ mod tests {
             vec![misrouted(0), refused(1, Code::UnknownTopic, false)],
         ));
         assert_eq!(partial(outcome(1, vec![misrouted(0)])), [(0, true)]);
+    }
+
+    #[test]
+    fn one_that_the_client_may_not_send_does_not_show_that_brokers_are_up() {
+        let too_large = || (Fault::TooLarge, suspect(0, true));
+        assert_eq!(partial(outcome(2, vec![too_large()])), [(0, true)]);
+        let faults = vec![too_large(), refused(1, Code::UnknownTopic, false)];
+        whole(outcome(2, faults));
     }
 
     #[test]

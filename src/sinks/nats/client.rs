@@ -69,17 +69,17 @@ impl Nats {
     /// The first server that lets one of the logins in.
     async fn connect(&self, secrets: &Secrets) -> Result<Connection, String> {
         let logins = self.logins(secrets)?;
+        let limit = self.timeout.min(LONGEST_CONNECT);
         let mut first = None;
         for server in &self.servers {
             for login in &logins {
                 let opened = Connection::open(server, self.tls_required, &self.tls, login);
-                let (error, other_login) =
-                    match timeout(self.timeout.min(LONGEST_CONNECT), opened).await {
-                        Ok(Ok(connection)) => return Ok(connection),
-                        Ok(Err(Trouble::Unauthorized(error))) => (error, true),
-                        Ok(Err(Trouble::Other(error))) => (error, false),
-                        Err(_) => (format!("cannot connect to {server}: timed out"), false),
-                    };
+                let (error, other_login) = match timeout(limit, opened).await {
+                    Ok(Ok(connection)) => return Ok(connection),
+                    Ok(Err(Trouble::Unauthorized(error))) => (error, true),
+                    Ok(Err(Trouble::Other(error))) => (error, false),
+                    Err(_) => (format!("no connection to {server} within {limit:?}"), false),
+                };
                 first.get_or_insert(error);
                 if !other_login {
                     break;
