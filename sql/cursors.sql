@@ -69,7 +69,48 @@ begin
     return found_stream;
 end $$;
 
-create function outbox.read(after text default null, max_events int default 100, stream text default 'outbox')
+-- What outbox.read selects from the table e of a stream.
+create function outbox.read_columns(shape text) returns text
+    language sql immutable set search_path = pg_catalog, pg_temp
+    return case shape
+        when 'audit' then $sql$e.txid, e.seq, e.id, e.action, e.resource_type, e.resource_id, e.tenant, e."time",
+               outbox.audit_record(e.id, e.tenant, e."time", e.action, e.resource_type, e.resource_id, e.admission, e.details), null::jsonb$sql$
+        else $sql$e.txid, e.seq, coalesce(e.id, outbox.event_id(e.id, $4, e.txid, e.seq, e."time")), e.topic, e.source, e.subject, e.tenant, e."time",
+               e.payload, e.headers$sql$ end;
+
+-- A regular expression for topics that match one of the patterns; null for none given.
+create function outbox.topics_regex(topics text[]) returns text
+    language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+    topic text;
+    segments text[];
+    problem text;
+    alternatives text[] := '{}';
+begin
+    if coalesce(cardinality(topics), 0) = 0 then
+        return null;
+    end if;
+    foreach topic in array topics loop
+        segments := string_to_array(topic, '.');
+        problem := case
+            when topic is null then 'It is null.'
+            when topic = '' then 'It is empty.'
+            when '' = any (segments) then 'It has an empty segment.'
+            when '>' = any (trim_array(segments, 1)) then '">" stands for the rest and can only be the last segment.'
+            when exists (select from unnest(segments) s where s ~ '[*>]' and length(s) > 1) then '"*" and ">" stand for whole segments.' end;
+        if problem is not null then
+            raise exception 'topic pattern % is not allowed', coalesce(quote_literal(left(topic, 60)), 'null')
+                using errcode = '22023', detail = problem, hint = '"*" stands for one segment and ">" for the rest, as in order.* and outbox.public.>';
+        end if;
+        alternatives := alternatives || (
+            select string_agg(case s when '*' then '[^.]*' when '>' then '.*' else regexp_replace(s, '([][(){}.*+?^$|\\])', '\\\1', 'g') end,
+                              '\.' order by n)
+              from unnest(segments) with ordinality as u (s, n));
+    end loop;
+    return '^(' || array_to_string(alternatives, '|') || ')$';
+end $$;
+
+create function outbox.read(after text default null, max_events int default 100, stream text default 'outbox', topics text[] default null)
     returns table (
         txid xid8, seq bigint, id text, topic text, source text, subject text, tenant text, "time" timestamptz,
         payload jsonb, headers jsonb, "position" text)
@@ -77,6 +118,7 @@ create function outbox.read(after text default null, max_events int default 100,
     set search_path = pg_catalog, outbox, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 declare
     s outbox.streams := outbox.stream_named(stream);
+    matching text := outbox.topics_regex(topics);
     a record;
 begin
     if max_events is null or max_events < 1 then
@@ -86,16 +128,16 @@ begin
     a := outbox.parse_position(coalesce(after, '0:0'));
     -- Horizon and rows in one statement, so in one snapshot: nothing can commit behind the last row returned.
     return query execute format($sql$
-        select e.txid, e.seq, coalesce(e.id, outbox.event_id(e.id, $4, e.txid, e.seq, e."time")), e.topic, e.source, e.subject, e.tenant, e."time",
-               e.payload, e.headers, e.txid::text || ':' || e.seq::text
+        select %s, e.txid::text || ':' || e.seq::text
           from %s e
-         where (e.txid, e.seq) > ($1, $2) and e.txid < pg_snapshot_xmin(pg_current_snapshot())
-         order by e.txid, e.seq limit $3$sql$, s.relation)
-    using coalesce(a.txid, '0'::xid8), coalesce(a.seq, 0), max_events, s.name;
+         where (e.txid, e.seq) > ($1, $2) and e.txid < pg_snapshot_xmin(pg_current_snapshot()) and ($5 is null or %s ~ $5)
+         order by e.txid, e.seq limit $3$sql$, outbox.read_columns(s.shape), s.relation, case s.shape when 'audit' then 'e.action' else 'e.topic' end)
+    using coalesce(a.txid, '0'::xid8), coalesce(a.seq, 0), max_events, s.name, matching;
 end $$;
-comment on function outbox.read(text, int, text) is
-    'the next events after a position, in pair order (txid, seq); nothing can ever commit behind the last one returned. Waits for '
-    'every open transaction that began to write earlier. Errors: 22023 for a position or max_events, 42704 for an unknown stream';
+comment on function outbox.read(text, int, text, text[]) is
+    'the next events after a position, in pair order (txid, seq), of all topics or of those that match a pattern; nothing can ever commit '
+    'behind the last one returned. Waits for every open transaction that began to write earlier. A reader of few topics that gets less than it '
+    'asked for may go on behind what outbox.tail said before. Errors: 22023 for a position, max_events or a pattern, 42704 for an unknown stream';
 
 create function outbox.tail(stream text default 'outbox') returns text
     language plpgsql security definer
@@ -119,6 +161,9 @@ begin
     if coalesce(name, '') = '' or length(name) > 200 then
         raise exception 'cursor name % is not allowed', coalesce(quote_literal(left(name, 60)), 'null')
             using errcode = '22023', detail = 'A cursor name has 1 to 200 characters.';
+    elsif name like 'webhooks:%' then
+        raise exception 'cursor "%" belongs to webhooks', name
+            using errcode = '22023', detail = 'It is moved by their deliveries alone.', hint = 'It goes with the last webhook of its stream.';
     elsif name like 'sink:%' then
         raise exception 'cursor "%" belongs to a sink', name
             using errcode = '22023', detail = 'A sink''s cursor is moved by its deliveries alone.', hint = 'Use outbox.ack for a pull sink, outbox.drop_sink to give a sink up.';

@@ -25,6 +25,18 @@ select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.sinks'
 select pg_catalog.pg_extension_config_dump('outbox.sink_health', '');
 select pg_catalog.pg_extension_config_dump('outbox.dead_letters', '');
 select pg_catalog.pg_extension_config_dump('outbox.captures', '');
+select pg_catalog.pg_extension_config_dump('outbox.audit_events', '');
+select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.audit_events', 'seq'), '');
+select pg_catalog.pg_extension_config_dump('outbox.audit_chain', 'where n > 0');
+select pg_catalog.pg_extension_config_dump('outbox.usage_windows', '');
+select pg_catalog.pg_extension_config_dump('outbox.usage_dead_letters', '');
+select pg_catalog.pg_extension_config_dump('outbox.usage_recorder', '');
+select pg_catalog.pg_extension_config_dump('outbox.webhooks', '');
+select pg_catalog.pg_extension_config_dump('outbox.webhook_secrets', '');
+select pg_catalog.pg_extension_config_dump('outbox.webhook_deliveries', '');
+select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.webhook_deliveries', 'id'), '');
+select pg_catalog.pg_extension_config_dump('outbox.webhook_attempts', '');
+select pg_catalog.pg_extension_config_dump('outbox.tenant_grants', 'where role in (select oid from pg_catalog.pg_roles)');
 -- A role that is gone would be written as a number, and that may be somebody else's where the dump is restored.
 select pg_catalog.pg_extension_config_dump('outbox.sink_grants', 'where role in (select oid from pg_catalog.pg_roles)');
 

@@ -40,10 +40,12 @@ create table outbox.streams (
     sequence   regclass not null,
     builtin    boolean not null default false,
     pruned_seq bigint not null default 0,
+    shape      text not null default 'events' check (shape in ('events', 'audit')),
     created_at timestamptz not null default now()
 );
 create trigger outbox_change after insert or delete on outbox.streams for each statement execute function outbox.change();
 comment on table outbox.streams is 'a stream is a table of events with its own sinks and retention';
+comment on column outbox.streams.shape is 'what the columns of the table are: those of outbox.events, or of outbox.audit_events';
 comment on column outbox.streams.pruned_seq is 'retention has removed everything up to this seq; reads start behind it';
 
 -- Which clusters the positions in this database come from. A dump restored elsewhere adds the old cluster's identifier to the new
@@ -113,7 +115,7 @@ begin
     if exists (select from outbox.streams s where s.name = create_stream.name) then
         raise exception 'stream "%" exists already', name using errcode = '42710';
     end if;
-    if name = 'audit' or to_regclass(format('outbox.%I', name)) is not null then
+    if to_regclass(format('outbox.%I', name)) is not null then
         raise exception 'stream name "%" is reserved', name
             using errcode = '22023', detail = 'A relation of the extension has this name.', hint = 'Choose another name.';
     end if;
@@ -150,6 +152,11 @@ begin
         raise exception 'stream "%" has captures', name
             using errcode = '2BP01', detail = format('Table %s is captured into it.', (select min(c.relation::text) from outbox.captures c where c.stream = drop_stream.name)),
                   hint = 'End its captures first: select outbox.uncapture(relation).';
+    end if;
+    select w.id into sink from outbox.webhooks w where w.stream = drop_stream.name limit 1;
+    if found then
+        raise exception 'stream "%" has webhooks', name
+            using errcode = '2BP01', detail = format('Webhook "%s" gets its events.', sink), hint = 'Delete them first: select outbox.delete_webhook(id).';
     end if;
     delete from outbox.cursors c where c.stream = drop_stream.name;
     delete from outbox.streams s where s.name = drop_stream.name;

@@ -45,10 +45,17 @@ extension_sql_file!(
     requires = ["dead_letters"]
 );
 extension_sql_file!("../sql/status.sql", name = "status", requires = ["worker"]);
+extension_sql_file!("../sql/audit.sql", name = "audit", requires = ["status"]);
+extension_sql_file!("../sql/usage.sql", name = "usage", requires = ["audit"]);
+extension_sql_file!(
+    "../sql/webhooks.sql",
+    name = "webhooks",
+    requires = ["usage"]
+);
 extension_sql_file!(
     "../sql/capture.sql",
     name = "capture",
-    requires = ["status"]
+    requires = ["webhooks"]
 );
 extension_sql_file!("../sql/ddl.sql", name = "ddl", requires = ["capture"]);
 extension_sql_file!(

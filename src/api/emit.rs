@@ -121,6 +121,11 @@ fn emit(call: pg_sys::FunctionCallInfo) -> Text {
 
 /// The table of a stream that is not the built-in one.
 fn relation_of(stream: &str) -> Result<String, Complaint> {
+    if stream == streams::AUDIT {
+        return Err(Complaint::bad_argument("the stream audit takes no events")
+            .detail("It holds records of who did what, which have a form of their own.")
+            .hint("Write them with outbox.audit(action, resource_type, resource_id, details)."));
+    }
     crate::pg::security::as_extension(|| {
         connected(|spi| streams::named(spi, stream).map(|stream| stream.relation))
     })

@@ -228,7 +228,9 @@ fn checked_id(id: Option<&str>) -> Result<&str, Complaint> {
     })
 }
 
-fn checked_topics(topics: Option<Vec<Option<String>>>) -> Result<Option<Vec<String>>, Complaint> {
+pub(super) fn checked_topics(
+    topics: Option<Vec<Option<String>>>,
+) -> Result<Option<Vec<String>>, Complaint> {
     let Some(topics) = topics.filter(|topics| !topics.is_empty()) else {
         return Ok(None);
     };
@@ -264,6 +266,14 @@ fn check(sink: &mut SinkRow, code: Code) -> Result<Config, Complaint> {
         return Err(Complaint::bad_argument(
             "batch_size must be between 1 and 100000",
         ));
+    }
+    if sink.stream == streams::AUDIT
+        && (sink.grouping != Grouping::Event || sink.isolation != "batch")
+    {
+        return Err(Complaint::bad_argument(
+            "a sink of the stream audit takes records in batches, as they come",
+        )
+        .detail("Its grouping is event and its isolation batch: an audit trail has no holes."));
     }
     match sink.isolation.as_str() {
         "batch" => {}
@@ -436,7 +446,6 @@ fn starting_place(
     grouping: Grouping,
     start: &str,
 ) -> Result<(Place, Position), Complaint> {
-    let mut floors = Floors::default();
     match start {
         "origin" => {
             let window = Window::empty(Snapshot::empty(), stream.pruned_seq);
@@ -445,22 +454,7 @@ fn starting_place(
                 Position { txid: 0, seq: 0 },
             ))
         }
-        "tail" => {
-            let horizon = stream.look(spi, &mut floors);
-            let floor = floors
-                .below(horizon.snapshot.xmax())
-                .unwrap_or(stream.pruned_seq);
-            let pair = Position {
-                txid: horizon.snapshot.oldest_unseen(),
-                seq: 0,
-            };
-            // Nothing is in the window; that it ends here tells how far behind the sink will be.
-            let window = Window {
-                ceiling: horizon.last_seq,
-                ..Window::empty(horizon.snapshot, floor)
-            };
-            Ok((Place::at_start_of(window).at_end(), pair))
-        }
+        "tail" => Ok(tail(spi, stream)),
         position => {
             let position = position.parse::<Position>().map_err(|error| {
                 Complaint::bad_argument(format!(
@@ -483,6 +477,25 @@ fn starting_place(
             Ok((place, pair))
         }
     }
+}
+
+/// Behind all that is committed now.
+pub(super) fn tail(spi: &Spi, stream: &Stream) -> (Place, Position) {
+    let mut floors = Floors::default();
+    let horizon = stream.look(spi, &mut floors);
+    let floor = floors
+        .below(horizon.snapshot.xmax())
+        .unwrap_or(stream.pruned_seq);
+    let pair = Position {
+        txid: horizon.snapshot.oldest_unseen(),
+        seq: 0,
+    };
+    // Nothing is in the window; that it ends here tells how far behind the reader will be.
+    let window = Window {
+        ceiling: horizon.last_seq,
+        ..Window::empty(horizon.snapshot, floor)
+    };
+    (Place::at_start_of(window).at_end(), pair)
 }
 
 /// Behind a position: all that is committed of earlier transactions is done, and of the position's own everything up to its seq. What

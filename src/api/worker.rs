@@ -1,4 +1,4 @@
-//! outbox.start, stop, tick and prune.
+//! outbox.start, stop, tick, tick_usage and prune.
 
 use std::time::{Duration, Instant};
 
@@ -12,8 +12,8 @@ use crate::pg::security::{self, as_extension};
 use crate::pg::spi::{Arg, connected};
 use crate::pg::{background, catalog, latch, lock, shmem};
 use crate::settings;
-use crate::store::{rebase, retention, streams};
-use crate::worker::tick;
+use crate::store::{rebase, retention, streams, webhooks};
+use crate::worker::{tick, usage};
 
 /// How long start and stop wait for what they have asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -188,6 +188,30 @@ fn tick(call: pg_sys::FunctionCallInfo) {
 }
 
 #[pg_extern(sql = false)]
+fn tick_usage(call: pg_sys::FunctionCallInfo) {
+    check_outside_of_sinks("tick_usage").or_raise();
+    connected(|spi| {
+        spi.write("set constraints all immediate", &[]);
+    });
+    let store = TupleStore::of(call);
+    as_extension(|| {
+        connected(|spi| {
+            let passed = usage::pass(spi);
+            let count = |number: usize| Arg::I64(i64::try_from(number).ok());
+            spi.read(
+                "select $1, $2, $3",
+                &[
+                    count(passed.recorded),
+                    count(passed.dead_lettered),
+                    Arg::Text(passed.error.as_deref()),
+                ],
+            )
+            .store(&store);
+        });
+    });
+}
+
+#[pg_extern(sql = false)]
 fn prune(call: pg_sys::FunctionCallInfo) -> i64 {
     let stream = Arguments::of(call).text(0);
     as_extension(|| {
@@ -226,6 +250,11 @@ fn prune(call: pg_sys::FunctionCallInfo) -> i64 {
                     if !step.more {
                         break;
                     }
+                    pgrx::check_for_interrupts!();
+                }
+            }
+            if stream.is_none() {
+                while webhooks::prune(spi, settings::webhook_retention()) {
                     pgrx::check_for_interrupts!();
                 }
             }

@@ -13,10 +13,15 @@ pub(super) const DEFAULT_SOURCE: &str = "outbox";
 /// Appends `event` as one JSON object.
 ///
 /// An empty source, subject or tenant counts as none, for CloudEvents has no empty attributes. An event with an SQL null as
-/// payload carries no data: `data` and `datacontenttype` are left out, while a JSON null is `"data":null`.
+/// payload carries no data: `data` and `datacontenttype` are left out, while a JSON null is `"data":null`. A record of the audit
+/// trail is written as it is, without an envelope.
 pub(crate) fn write_cloudevent(event: &Event, out: &mut Vec<u8>) {
     let payload = event.payload.as_deref();
     out.reserve(512 + payload.map_or(0, str::len));
+    if event.is_record {
+        out.extend_from_slice(payload.unwrap_or("null").as_bytes());
+        return;
+    }
 
     out.extend_from_slice(br#"{"specversion":"1.0","id":"#);
     string(&event.id, out);

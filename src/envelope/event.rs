@@ -25,6 +25,8 @@ pub(crate) struct Event {
     pub(crate) headers: Option<String>,
     /// Set when events are delivered by whole transactions.
     pub(crate) part: Option<Part>,
+    /// A record of the audit trail: it has a form of its own, and its payload is the whole of it.
+    pub(crate) is_record: bool,
 }
 
 /// Where an event stands among those of its transaction (`position.txid`).

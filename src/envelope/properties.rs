@@ -75,7 +75,7 @@ prop_compose! {
         headers in option::of(headers()),
         part in option::of((any::<u32>(), any::<u32>()).prop_map(|(index, count)| Part { index, count })),
     ) -> Event {
-        Event { position: Position { txid, seq }, id, topic, source, subject, tenant, time, payload, headers, part }
+        Event { position: Position { txid, seq }, id, topic, source, subject, tenant, time, payload, headers, part, is_record: false }
     }
 }
 
@@ -191,6 +191,7 @@ fn plain() -> Event {
         payload: None,
         headers: None,
         part: None,
+        is_record: false,
     }
 }
 

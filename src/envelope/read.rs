@@ -30,6 +30,7 @@ pub(crate) fn read_cloudevent(json: &str, position: Position) -> Option<Event> {
         payload,
         headers: None,
         part: None,
+        is_record: false,
     };
     for written_anew in [
         "specversion",
@@ -93,6 +94,7 @@ mod tests {
             ),
             headers: Some(r#"{"X-Trace": "a", "n": 7, "b": true}"#.to_owned()),
             part: None,
+            is_record: false,
         };
         let written = |event: &Event| {
             let mut json = Vec::new();

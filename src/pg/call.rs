@@ -79,6 +79,16 @@ impl Arguments {
         self.datum(index).unwrap_or(pg_sys::Datum::from(0))
     }
 
+    pub(crate) fn i64(&self, index: usize) -> Option<i64> {
+        self.datum(index).map(|datum| datum.value() as i64)
+    }
+
+    /// timestamptz, microseconds since the Unix epoch.
+    pub(crate) fn time(&self, index: usize) -> Option<i64> {
+        self.datum(index)
+            .map(|datum| super::spi::from_pg_time(datum.value() as i64))
+    }
+
     /// The datum itself, to be passed on to a statement.
     pub(crate) fn raw(&self, index: usize) -> Option<pg_sys::Datum> {
         self.datum(index)

@@ -110,6 +110,10 @@ impl PgError {
         }
     }
 
+    pub(crate) fn sqlstate(&self) -> String {
+        sqlstate(self.code)
+    }
+
     /// The message with its SQLSTATE, as states, dead letters and the log keep it. Values stay out: the detail may quote a row's,
     /// and what stands between quotes in an error about data (class 22) is the piece of it that does not fit.
     pub(crate) fn summary(&self) -> String {

@@ -12,9 +12,17 @@ pub(crate) enum Holder {
     SetSecret,
     CreateSink,
     AlterSink,
+    CreateWebhook,
+    RotateWebhookSecret,
 }
 
-const HOLDERS: [Holder; 3] = [Holder::SetSecret, Holder::CreateSink, Holder::AlterSink];
+const HOLDERS: [Holder; 5] = [
+    Holder::SetSecret,
+    Holder::CreateSink,
+    Holder::AlterSink,
+    Holder::CreateWebhook,
+    Holder::RotateWebhookSecret,
+];
 
 impl Holder {
     fn name(self) -> &'static [u8] {
@@ -22,6 +30,8 @@ impl Holder {
             Holder::SetSecret => b"set_secret",
             Holder::CreateSink => b"create_sink",
             Holder::AlterSink => b"alter_sink",
+            Holder::CreateWebhook => b"create_webhook",
+            Holder::RotateWebhookSecret => b"rotate_webhook_secret",
         }
     }
 
@@ -31,6 +41,8 @@ impl Holder {
             Holder::SetSecret => c"select outbox.set_secret(...)",
             Holder::CreateSink => c"select outbox.create_sink(...)",
             Holder::AlterSink => c"select outbox.alter_sink(...)",
+            Holder::CreateWebhook => c"select outbox.create_webhook(...)",
+            Holder::RotateWebhookSecret => c"select outbox.rotate_webhook_secret(...)",
         }
     }
 }

@@ -79,6 +79,11 @@ fn handed(row: &Row) -> Option<Handed> {
 
 /// The saved cursor of a sink; `lock` keeps other savers out until the transaction ends.
 pub(crate) fn load(spi: &Spi, sink: &str, lock: bool) -> Option<Saved> {
+    load_named(spi, &name_of(sink), lock)
+}
+
+/// The same of a cursor of any name.
+pub(crate) fn load_named(spi: &Spi, name: &str, lock: bool) -> Option<Saved> {
     let sql = format!(
         "select window_no, done::text, upto::text, at_group, at_seq, floor, ceiling, next_floor, txid, seq,
                 handed_group, handed_seq, handed_last_txid, handed_last_seq, handed_events,
@@ -87,19 +92,24 @@ pub(crate) fn load(spi: &Spi, sink: &str, lock: bool) -> Option<Saved> {
         if lock { " for update" } else { "" }
     );
     // Not under the snapshot at hand: the lease was taken after it, and its last holder may have saved in between.
-    spi.write(&sql, &[Arg::Text(Some(&name_of(sink)))])
+    spi.write(&sql, &[Arg::Text(Some(name))])
         .first(saved)
         .flatten()
 }
 
 /// Makes the cursor of a new sink.
 pub(crate) fn create(spi: &Spi, sink: &str, stream: &str, place: &Place, pair: Position) {
+    create_named(spi, &name_of(sink), stream, place, pair);
+}
+
+/// Makes a cursor of that name, if there is none.
+pub(crate) fn create_named(spi: &Spi, name: &str, stream: &str, place: &Place, pair: Position) {
     let window = &place.window;
     spi.write(
         "insert into outbox.cursors (name, stream, txid, seq, window_no, done, upto, at_group, at_seq, floor, ceiling, next_floor)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)",
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) on conflict (name) do nothing",
         &[
-            Arg::Text(Some(&name_of(sink))),
+            Arg::Text(Some(name)),
             Arg::Text(Some(stream)),
             Arg::Xid(pair.txid),
             Arg::I64(Some(pair.seq)),
@@ -140,6 +150,23 @@ pub(crate) fn save(
         Hold::BeingDropped => return Save::Postponed,
         Hold::Gone => return Save::Refused,
     }
+    let name = name_of(&sink.id);
+    if advance(spi, &name, from, place, pair, delivered) {
+        Save::Moved
+    } else {
+        Save::Refused
+    }
+}
+
+/// The same for a cursor of any name. False if it stands further on already, or is gone.
+pub(crate) fn advance(
+    spi: &Spi,
+    name: &str,
+    from: Option<&Place>,
+    place: &Place,
+    pair: Position,
+    delivered: u64,
+) -> bool {
     let window = &place.window;
     let rows = spi.write(
         "update outbox.cursors c
@@ -153,7 +180,7 @@ pub(crate) fn save(
           where c.name = $1 and (c.window_no, c.at_group, c.at_seq) <= ($4, $7, $8)
             and ($13 is null or (c.window_no, c.at_group, c.at_seq) = ($13, $14, $15))",
         &[
-            Arg::Text(Some(&name_of(&sink.id))),
+            Arg::Text(Some(name)),
             Arg::Xid(pair.txid),
             Arg::I64(Some(pair.seq)),
             Arg::I64(Some(window.number)),
@@ -170,11 +197,7 @@ pub(crate) fn save(
             Arg::I64(from.map(|from| from.mark.seq)),
         ],
     );
-    if rows.count() == 1 {
-        Save::Moved
-    } else {
-        Save::Refused
-    }
+    rows.count() == 1
 }
 
 /// Remembers the batch that a pull sink's consumer was handed, the window it lies in, and a sample for the windows to come.

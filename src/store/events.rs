@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use pgrx::pg_sys;
 
-use super::streams::Stream;
+use super::streams::{Shape, Stream};
 use crate::dispatch::{Mark, Pattern, Place, Window};
 use crate::envelope::{Event, Position};
 use crate::pg::spi::{Arg, Record, RecordType, Row, Spi};
@@ -18,6 +18,8 @@ pub(crate) struct Want {
     pub(crate) text: bool,
     /// The whole event as a value of type outbox.event, for SQL that takes one.
     pub(crate) record: bool,
+    /// The stream is the audit trail, whose records are delivered as they are.
+    pub(crate) records: bool,
 }
 
 impl Want {
@@ -75,7 +77,7 @@ impl Page {
     }
 }
 
-/// The position of a row of [`COLUMNS`].
+/// The position of a row of [`columns`].
 fn position_of(row: &Row) -> Position {
     Position {
         txid: row.xid(0).unwrap_or(0),
@@ -85,9 +87,21 @@ fn position_of(row: &Row) -> Position {
 
 /// The columns of an event, in the order of type outbox.event. The function is called only where no id is stored: Postgres cannot
 /// inline it, and starts an executor for each call.
-pub(crate) const COLUMNS: &str = r#"e.txid, e.seq, coalesce(e.id, outbox.event_id(e.id, $1, e.txid, e.seq, e."time")) as id, e.topic, e.source, e.subject,
+const COLUMNS: &str = r#"e.txid, e.seq, coalesce(e.id, outbox.event_id(e.id, $1, e.txid, e.seq, e."time")) as id, e.topic, e.source, e.subject,
        e.tenant, e."time", e.payload, e.headers"#;
+/// The same of a record of the audit trail.
+const AUDIT_COLUMNS: &str = r#"e.txid, e.seq, e.id, e.action as topic, e.resource_type as source, e.resource_id as subject, e.tenant, e."time",
+       outbox.audit_record(e.id, e.tenant, e."time", e.action, e.resource_type, e.resource_id, e.admission, e.details) as payload,
+       null::jsonb as headers"#;
 pub(crate) const WIDTH: usize = 10;
+
+/// The columns of an event, as they are read from the table `e` of a stream.
+pub(crate) fn columns(stream: &Stream) -> &'static str {
+    match stream.shape {
+        Shape::Events => COLUMNS,
+        Shape::Audit => AUDIT_COLUMNS,
+    }
+}
 
 /// Bytes of payload and headers, uncompressed, after which a page ends: one huge event among many must not fill the memory.
 const PAGE_BYTES: usize = 16 << 20;
@@ -177,7 +191,7 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
         return Page::empty(Mark::END);
     }
     with_window_args(stream, place, limit, |late, args| {
-        let sql = window_sql(stream, late, COLUMNS);
+        let sql = window_sql(stream, late, columns(stream));
         let rows = spi.read(&sql, args);
         let through = rows.count() < limit as u64;
         let mut page = Page::empty(place.mark);
@@ -242,6 +256,7 @@ pub(crate) fn take(
         payload: printed(8),
         headers: printed(9),
         part: None,
+        is_record: want.records,
     };
     let record = record.map(|of| row.record_of(of, WIDTH));
     Some(Found {

@@ -1,5 +1,6 @@
 //! What is kept in tables, one file per table. SPI only: called in a transaction, on the main thread, with the extension's rights.
 
+pub(crate) mod audit;
 pub(crate) mod captures;
 pub(crate) mod cursors;
 pub(crate) mod dead_letters;
@@ -11,3 +12,5 @@ pub(crate) mod secrets;
 pub(crate) mod sinks;
 pub(crate) mod streams;
 pub(crate) mod transactions;
+pub(crate) mod usage;
+pub(crate) mod webhooks;

@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use super::streams::Stream;
+use super::audit;
+use super::streams::{Shape, Stream};
 use crate::dispatch::Floors;
 use crate::pg::lock;
 use crate::pg::spi::{Arg, Spi};
@@ -54,6 +55,15 @@ pub(crate) fn step(
     if held.count() == 0 {
         return nothing;
     }
+    if stream.shape == Shape::Audit {
+        let pruned = audit::prune(spi, stream, STEP, min_age);
+        return Step {
+            removed: pruned.cast_unsigned(),
+            upto: behind + pruned,
+            more: pruned == STEP,
+            ..nothing
+        };
+    }
     let sql = format!(
         "with head as materialized (
              select e.txid, e.seq, e.time from {relation} e where e.seq > $2 order by e.seq limit $3
@@ -64,20 +74,14 @@ pub(crate) fn step(
                 and not exists (
                     select from outbox.cursors c left join outbox.sinks s on c.name = 'sink:' || s.id
                      where c.stream = $1
-                       and not case
-                           when c.window_no is null then (h.txid, h.seq) <= (c.txid, c.seq)
-                           when pg_visible_in_snapshot(h.txid, c.done) then true
-                           when not pg_visible_in_snapshot(h.txid, c.upto) then false
-                           when s.\"grouping\" = 'transaction' then
-                               ((select max(x.seq) from {relation} x where x.txid = h.txid), h.seq) <= (c.at_group, c.at_seq)
-                           else h.seq <= c.at_seq
-                       end)
+                       and not {passed})
          ), gone as (
              delete from {relation} d using passed p where d.seq = p.seq returning d.seq
          )
          select (select count(*) from gone), (select max(h.seq) from head h), (select count(*) from head h),
                 (select min(h.seq) from head h where not exists (select from gone g where g.seq = h.seq))",
-        relation = stream.relation
+        relation = stream.relation,
+        passed = passed(stream),
     );
     let args = [
         Arg::Text(Some(&stream.name)),
@@ -110,6 +114,21 @@ pub(crate) fn step(
         pruned_seq,
         more: looked_at == STEP && removed * 2 >= looked_at,
     }
+}
+
+/// Whether a cursor `c`, of sink `s` if it has one, has passed the row `h` of a stream.
+pub(super) fn passed(stream: &Stream) -> String {
+    format!(
+        "case
+             when c.window_no is null then (h.txid, h.seq) <= (c.txid, c.seq)
+             when pg_visible_in_snapshot(h.txid, c.done) then true
+             when not pg_visible_in_snapshot(h.txid, c.upto) then false
+             when s.\"grouping\" = 'transaction' then
+                 ((select max(x.seq) from {} x where x.txid = h.txid), h.seq) <= (c.at_group, c.at_seq)
+             else h.seq <= c.at_seq
+         end",
+        stream.relation
+    )
 }
 
 /// Reads may begin behind `seq` from now on.

@@ -17,10 +17,23 @@ pub(crate) struct Stream {
     pub(crate) sequence: String,
     /// Retention has removed everything up to here.
     pub(crate) pruned_seq: i64,
+    pub(crate) shape: Shape,
+}
+
+/// The name of the audit trail.
+pub(crate) const AUDIT: &str = "audit";
+
+/// What the columns of a stream's table are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// Those of outbox.events.
+    Events,
+    /// Those of outbox.audit_events.
+    Audit,
 }
 
 const COLUMNS: &str = "s.name,
-       format('%I.%I', n.nspname, c.relname), format('%I.%I', qn.nspname, q.relname), s.pruned_seq, c.oid
+       format('%I.%I', n.nspname, c.relname), format('%I.%I', qn.nspname, q.relname), s.pruned_seq, c.oid, s.shape
   from outbox.streams s
   join pg_catalog.pg_class c on c.oid = s.relation join pg_catalog.pg_namespace n on n.oid = c.relnamespace
   join pg_catalog.pg_class q on q.oid = s.sequence join pg_catalog.pg_namespace qn on qn.oid = q.relnamespace";
@@ -32,6 +45,10 @@ fn stream(row: &Row) -> Stream {
         sequence: row.text(2).unwrap_or_default(),
         pruned_seq: row.i64(3).unwrap_or(0),
         oid: row.oid(4).map_or(0, |oid| oid.to_u32()),
+        shape: match row.text(5).as_deref() {
+            Some("audit") => Shape::Audit,
+            _ => Shape::Events,
+        },
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use super::events::{COLUMNS, Found, Page, Want, take};
+use super::events::{Found, Page, Want, columns, take};
 use super::sinks::Grouping;
 use super::streams::Stream;
 use crate::dispatch::{Mark, Place};
@@ -153,7 +153,8 @@ fn rows(
     want: &Want,
 ) -> Rows {
     let sql = format!(
-        "select {COLUMNS} from {} e where e.txid = $2 and e.seq > $3 order by e.txid, e.seq limit $4",
+        "select {} from {} e where e.txid = $2 and e.seq > $3 order by e.txid, e.seq limit $4",
+        columns(stream),
         stream.relation
     );
     let args = [

@@ -36,7 +36,12 @@ impl Entry {
         }
     }
 
-    /// Takes in a later event of the same transaction.
+    /// Whether it lies in that window.
+    pub(crate) fn is_of(&self, window: &Arc<Window>) -> bool {
+        Arc::ptr_eq(&self.window, window)
+    }
+
+    /// Takes in a later event of the same window.
     pub(crate) fn add(&mut self, found: Found, problem: Option<String>) {
         self.records.extend(found.record);
         self.mark = found.mark;

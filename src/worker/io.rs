@@ -1,18 +1,20 @@
 //! The I/O thread: runs the sinks' network clients, away from Postgres.
 //!
 //! Orders come in over one channel, reports go out over another, and a descriptor wakes the main thread. Each sink has at most one
-//! delivery in flight, so both stay short.
+//! delivery in flight, and attempts at webhooks are bounded by their pool, so all stay short.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc as std_mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use crate::dispatch::{Outcome, Refusal};
 use crate::pg::latch::{self, EventFd};
+use crate::sinks::webhook::{Attempt, Courier, Outcome as AttemptOutcome, Verdict};
 use crate::sinks::{Batch, Client, Config, Defaults};
 
 enum Order {
@@ -29,6 +31,17 @@ enum Order {
     Close {
         sink: String,
     },
+    Attempt {
+        id: i64,
+        courier: Arc<Courier>,
+        attempt: Box<Attempt>,
+    },
+}
+
+/// What an attempt at a webhook came to.
+pub(crate) struct Attempted {
+    pub(crate) id: i64,
+    pub(crate) outcome: AttemptOutcome,
 }
 
 /// What a delivery came to.
@@ -43,6 +56,7 @@ pub(crate) struct Report {
 pub(crate) struct Io {
     orders: Option<mpsc::UnboundedSender<Order>>,
     reports: std_mpsc::Receiver<Report>,
+    attempted: std_mpsc::Receiver<Attempted>,
     wake: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -53,11 +67,13 @@ impl Io {
         let wake = Arc::new(EventFd::new()?);
         let (orders, incoming) = mpsc::unbounded_channel();
         let (outgoing, reports) = std_mpsc::channel();
+        let (told, attempted) = std_mpsc::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
         let reporter = Reporter {
             reports: outgoing,
+            attempted: told,
             wake: Arc::clone(&wake),
         };
         let thread = latch::without_signals(|| {
@@ -72,6 +88,7 @@ impl Io {
         Ok(Self {
             orders: Some(orders),
             reports,
+            attempted,
             wake,
             thread: Some(thread),
         })
@@ -109,6 +126,20 @@ impl Io {
         });
     }
 
+    /// Hands over an attempt at a webhook; many may be under way. What it came to follows.
+    pub(crate) fn attempt(&self, id: i64, courier: &Arc<Courier>, attempt: Attempt) {
+        self.order(Order::Attempt {
+            id,
+            courier: Arc::clone(courier),
+            attempt: Box::new(attempt),
+        });
+    }
+
+    /// Attempts that have ended. To be asked for after [`Io::reports`], which forgets the wake-up.
+    pub(crate) fn attempted(&self) -> Vec<Attempted> {
+        self.attempted.try_iter().collect()
+    }
+
     /// Becomes readable when there are reports.
     pub(crate) fn readable(&self) -> &EventFd {
         &self.wake
@@ -133,6 +164,7 @@ impl Drop for Io {
 #[derive(Clone)]
 struct Reporter {
     reports: std_mpsc::Sender<Report>,
+    attempted: std_mpsc::Sender<Attempted>,
     wake: Arc<EventFd>,
 }
 
@@ -179,6 +211,31 @@ impl Drop for Promise {
     }
 }
 
+/// Tells what an attempt came to when it ends, in whatever way.
+struct Tell {
+    reporter: Reporter,
+    id: i64,
+    outcome: Option<AttemptOutcome>,
+}
+
+impl Drop for Tell {
+    fn drop(&mut self) {
+        let outcome = self.outcome.take().unwrap_or_else(|| AttemptOutcome {
+            status: None,
+            duration: Duration::ZERO,
+            verdict: Verdict::Failed {
+                error: "the attempt ended without an outcome".to_owned(),
+                retry_after: None,
+            },
+        });
+        let _ = self.reporter.attempted.send(Attempted {
+            id: self.id,
+            outcome,
+        });
+        self.reporter.wake.set();
+    }
+}
+
 struct Open {
     client: Result<Arc<Client>, String>,
     in_flight: Option<AbortHandle>,
@@ -209,6 +266,22 @@ async fn serve(mut orders: mpsc::UnboundedReceiver<Order>, reporter: Reporter) {
             }
             Order::Close { sink } => {
                 open.remove(&sink);
+            }
+            Order::Attempt {
+                id,
+                courier,
+                attempt,
+            } => {
+                let tell = Tell {
+                    reporter: reporter.clone(),
+                    id,
+                    outcome: None,
+                };
+                tokio::spawn(async move {
+                    // All of it, so that it tells also when the task is given up.
+                    let mut tell = tell;
+                    tell.outcome = Some(courier.send(&attempt).await);
+                });
             }
             Order::Deliver {
                 sink,

@@ -1,4 +1,5 @@
-//! What a dispatcher does beside delivering, each in its own short transactions: retention, and telling listeners.
+//! What a dispatcher does beside delivering, each in its own short transactions: retention, telling listeners, sealing
+//! the audit trail, recording usage.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -6,6 +7,8 @@ use std::time::{Duration, Instant};
 use pgrx::PgLogLevel;
 
 use super::announcements::Announcements;
+use super::sealing::Sealing;
+use super::usage::Recording;
 use crate::dispatch::Floors;
 use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
@@ -22,6 +25,8 @@ pub(super) struct Maintenance {
     began_at_xid: u64,
     found: bool,
     pub(super) announcements: Announcements,
+    pub(super) sealing: Sealing,
+    pub(super) recording: Recording,
 }
 
 struct Pruning {
@@ -38,6 +43,8 @@ impl Default for Maintenance {
             began_at_xid: 0,
             found: true,
             announcements: Announcements::default(),
+            sealing: Sealing::default(),
+            recording: Recording::new(),
         }
     }
 }
@@ -48,12 +55,15 @@ impl Maintenance {
         if !self.pruning.is_empty() {
             return Duration::ZERO;
         }
+        let others = [
+            self.announcements.due(),
+            self.sealing.due(),
+            self.recording.due(),
+        ];
+        let next = others.into_iter().flatten().min();
         let retention = self.next_retention();
-        let next = match self.announcements.due() {
-            Some(announcement) => retention.min(announcement),
-            None => retention,
-        };
-        next.saturating_duration_since(Instant::now())
+        next.map_or(retention, |next| next.min(retention))
+            .saturating_duration_since(Instant::now())
     }
 
     fn next_retention(&self) -> Instant {
@@ -64,6 +74,8 @@ impl Maintenance {
     pub(super) fn run(&mut self, floors: &mut BTreeMap<u32, Floors>) {
         let now = Instant::now();
         self.announcements.run(now, floors);
+        self.sealing.run(now);
+        self.recording.run(now);
         if self.pruning.is_empty() && now >= self.next_retention() {
             self.last_retention = now;
             self.begin_retention();

@@ -17,9 +17,12 @@ mod memory;
 pub(crate) mod pull;
 mod reader;
 mod redelivery;
+mod sealing;
 pub(crate) mod shaping;
 pub(crate) mod tick;
+pub(crate) mod usage;
 mod user_code;
+pub(crate) mod webhooks;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

@@ -108,7 +108,7 @@ fn copy_window(
     limit: usize,
     store: &TupleStore,
 ) -> Option<Handed> {
-    let columns = format!("{}, {POSITION}", events::COLUMNS);
+    let columns = format!("{}, {POSITION}", events::columns(stream));
     let handed = events::with_window_args(stream, place, limit, |late, args| {
         let rows = spi.read(&events::window_sql(stream, late, &columns), args);
         rows.store(store);

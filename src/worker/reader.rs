@@ -8,7 +8,7 @@ use crate::pg::spi::Spi;
 use crate::sinks::Redaction;
 use crate::store::events::{self, Want};
 use crate::store::sinks::{Grouping, SinkRow};
-use crate::store::streams::{Horizon, Stream};
+use crate::store::streams::{Horizon, Shape, Stream};
 use crate::store::transactions;
 
 /// Rows that a pass looks at for one sink before others get their turn, whatever its filter leaves of them.
@@ -71,6 +71,7 @@ impl Reader {
             tenant: sink.tenant.clone(),
             text,
             record: !text || shaping.is_some(),
+            records: stream.shape == Shape::Audit,
         };
         Ok(Self {
             stream,
@@ -107,6 +108,10 @@ impl Reader {
             moved: false,
             more: true,
         };
+        let wanted = match self.stream.shape {
+            Shape::Events => wanted,
+            Shape::Audit => wanted.max(self.batch_size),
+        };
         let mut group = Group::after(self.place.mark, self.numbered.take());
         let (mut events, mut rows) = (0, 0);
         while (events < wanted || !group.events.is_empty()) && rows < ROWS_A_PASS {
@@ -119,6 +124,9 @@ impl Reader {
             rows += looked_at;
             events += shaped.len();
             match self.grouping {
+                Grouping::Event if self.stream.shape == Shape::Audit => {
+                    self.put_together(shaped, &mut reading.entries);
+                }
                 Grouping::Event => {
                     let entry = |(found, problem)| Entry::new(found, &self.place.window, problem);
                     reading.entries.extend(shaped.into_iter().map(entry));
@@ -196,6 +204,20 @@ impl Reader {
     /// Whether the sink leaves events out.
     fn chooses(&self) -> bool {
         self.shaping.is_some() || !self.want.takes_all()
+    }
+
+    /// Records of the audit trail go out, and are tried again, by whole batches: each is one entry, which nothing takes apart.
+    fn put_together(&self, shaped: Vec<Shaped>, entries: &mut Vec<Entry>) {
+        for (found, problem) in shaped {
+            match entries.last_mut() {
+                Some(last)
+                    if last.events.len() < self.batch_size && last.is_of(&self.place.window) =>
+                {
+                    last.add(found, problem);
+                }
+                _ => entries.push(Entry::new(found, &self.place.window, problem)),
+            }
+        }
     }
 
     /// Puts events together by transaction. One that fits into an entry is not closed before it is complete.

@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 
+use crate::pg::error::PgError;
 use crate::pg::security::{self, Path};
 use crate::pg::spi::{Spi, UserStatement, connected};
 use crate::pg::{catalog, latch, lock, transaction};
@@ -20,12 +21,20 @@ pub(super) fn run<R>(
     body: impl FnOnce(&Spi) -> R,
 ) -> Result<R, String> {
     check_owner(owner)?;
+    attempt(owner, path, body).map_err(|error| error.summary())
+}
+
+/// The same, for whoever needs to know which error it was. The owner has been checked.
+pub(super) fn attempt<R>(
+    owner: pg_sys::Oid,
+    path: Path,
+    body: impl FnOnce(&Spi) -> R,
+) -> Result<R, PgError> {
     lock::keeping_leases(|| {
         transaction::nested(|| {
             latch::interruptible(|| security::as_role(owner, path, || connected(body)))
         })
     })
-    .map_err(|error| error.summary())
 }
 
 /// Whether there is anybody to run it as.

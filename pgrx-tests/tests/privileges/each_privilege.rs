@@ -12,7 +12,10 @@ fn who_may_emit_writes_events_and_no_more() {
     db.run("select outbox.grant('app', 'emit')");
     db.run("select outbox.create_stream('billing')");
     let able = abilities(&mut db, "app");
-    assert_eq!(functions(&able), BTreeSet::from(["emit", "new_id"]));
+    assert_eq!(
+        functions(&able),
+        BTreeSet::from(["audit", "emit", "new_id", "record_usage"])
+    );
     let columns = [
         "id", "topic", "source", "subject", "tenant", "time", "payload", "headers",
     ];
@@ -20,6 +23,16 @@ fn who_may_emit_writes_events_and_no_more() {
         .iter()
         .flat_map(|table| columns.map(|column| format!("insert on column {table}.{column}")))
         .collect();
+    let audited = [
+        "id",
+        "tenant",
+        "action",
+        "resource_type",
+        "resource_id",
+        "admission",
+        "details",
+    ];
+    expected.extend(audited.map(|column| format!("insert on column outbox.audit_events.{column}")));
     expected.insert("usage on the schema".to_owned());
     expected.extend(
         able.iter()
@@ -34,6 +47,8 @@ fn who_may_emit_writes_events_and_no_more() {
     app.run("select outbox.emit('b.emitted', stream => 'billing')");
     app.run("insert into outbox.events (topic, payload) values ('c.inserted', '{}')");
     app.run("insert into outbox.billing (topic) values ('d.inserted')");
+    app.run("select outbox.audit('a.done', 'thing', '7'), outbox.record_usage('a', now(), 'm', 1)");
+    app.run("insert into outbox.audit_events (action, resource_type) values ('b.done', 'thing')");
     let copied = "copy outbox.events (topic, subject) from stdin";
     let mut copy = app.copy_in(copied).expect("copying is inserting");
     std::io::Write::write_all(&mut copy, b"e.copied\t8\n").expect("the server takes it");
@@ -88,6 +103,16 @@ fn who_may_emit_writes_events_and_no_more() {
             "select outbox.grant('app', 'read')",
             "select outbox.revoke('app', 'emit')",
             "select outbox.rebase_if_moved()",
+            "table outbox.audit_events",
+            "insert into outbox.audit_events (action, resource_type, time) values ('x', 'x', now())",
+            "insert into outbox.audit_events (action, resource_type, txid) values ('x', 'x', '3')",
+            "delete from outbox.audit_events",
+            "select outbox.verify_audit()",
+            "select outbox.seal_audit()",
+            "table outbox.usage_windows",
+            "select outbox.tick_usage()",
+            "select outbox.create_webhook('acme', 'https://example.com')",
+            "select from outbox.webhooks",
         ],
     );
 }

@@ -29,6 +29,8 @@ pub(crate) enum Arg<'a> {
     Xids(&'a [u64]),
     /// pg_snapshot, as text.
     Snapshot(Option<&'a str>),
+    /// interval, as it was handed in.
+    RawInterval(Option<pg_sys::Datum>),
     /// timestamptz, microseconds since the Unix epoch.
     Time(Option<i64>),
     /// An array of composites.
@@ -53,6 +55,7 @@ impl Arg<'_> {
             Arg::Xid(_) => pg_sys::XID8OID,
             Arg::Xids(_) => pg_sys::XID8ARRAYOID,
             Arg::Snapshot(_) => pg_sys::PG_SNAPSHOTOID,
+            Arg::RawInterval(_) => pg_sys::INTERVALOID,
             Arg::Time(_) => pg_sys::TIMESTAMPTZOID,
             Arg::Records(_, element) => array_of(*element),
         }
@@ -67,7 +70,7 @@ impl Arg<'_> {
             Arg::Text(value) => value.map(text_datum),
             Arg::Texts(value) => value.map(text_array),
             Arg::Json(value) => value.map(|text| input(pg_sys::JSONBOID, text)),
-            Arg::RawText(value) | Arg::RawJson(value) => *value,
+            Arg::RawText(value) | Arg::RawJson(value) | Arg::RawInterval(value) => *value,
             Arg::Xid(value) => Some(pg_sys::Datum::from(*value)),
             Arg::Xids(values) => Some(xid_array(values)),
             Arg::Snapshot(value) => value.map(|text| input(pg_sys::PG_SNAPSHOTOID, text)),

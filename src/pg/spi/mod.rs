@@ -171,7 +171,7 @@ fn to_pg_time(unix: i64) -> i64 {
     }
 }
 
-fn from_pg_time(pg: i64) -> i64 {
+pub(super) fn from_pg_time(pg: i64) -> i64 {
     if pg == i64::MIN || pg == i64::MAX {
         pg
     } else {

@@ -13,6 +13,7 @@ mod request;
 mod signing;
 mod single;
 mod transport;
+pub(crate) mod webhook;
 
 #[cfg(test)]
 mod receiver;

@@ -14,6 +14,8 @@ use crate::sinks::plain_text::visible;
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const BATCH: HeaderValue = HeaderValue::from_static("application/cloudevents-batch+json");
 const SINGLE: HeaderValue = HeaderValue::from_static("application/cloudevents+json");
+/// Records of the audit trail, one or many.
+const RECORDS: HeaderValue = HeaderValue::from_static("application/json");
 
 /// How much is serialised before others get their turn on the thread.
 const AT_ONCE: usize = 256 * 1024;
@@ -41,14 +43,17 @@ impl Message {
             }
         }
         body.push(b']');
-        Self::new(BATCH, delivery_id(events), body, keys).await
+        let content_type = if are_records(events) { RECORDS } else { BATCH };
+        Self::new(content_type, delivery_id(events), body, keys).await
     }
 
     /// `event` by itself.
     pub(super) async fn single(event: &Arc<Event>, keys: &Keys) -> Self {
         let mut body = Vec::new();
         write_cloudevent(event, &mut body);
-        Self::new(SINGLE, delivery_id(std::slice::from_ref(event)), body, keys).await
+        let events = std::slice::from_ref(event);
+        let content_type = if are_records(events) { RECORDS } else { SINGLE };
+        Self::new(content_type, delivery_id(events), body, keys).await
     }
 
     async fn new(content_type: HeaderValue, id: HeaderValue, body: Vec<u8>, keys: &Keys) -> Self {
@@ -61,6 +66,11 @@ impl Message {
             body: body.into(),
         }
     }
+}
+
+/// A stream holds either events or records.
+fn are_records(events: &[Arc<Event>]) -> bool {
+    events.first().is_some_and(|event| event.is_record)
 }
 
 /// What a request is known by: the `Idempotency-Key` and the `webhook-id`.

@@ -33,6 +33,7 @@ pub(in crate::sinks) fn event(n: u32) -> Event {
         payload: Some(r#"{"total": 10.50}"#.into()),
         headers: None,
         part: None,
+        is_record: false,
     }
 }
 

@@ -17,7 +17,7 @@ use crate::sinks::Batch;
 use crate::store::cursors::Save;
 use crate::store::events;
 use crate::store::sinks::{self, Hold};
-use crate::store::streams::Horizon;
+use crate::store::streams::{self, Horizon};
 
 /// What is to be handed over.
 pub(crate) enum Handover {
@@ -118,6 +118,9 @@ impl Course {
 
     /// Sinks speak of events; the engine of entries, which may hold several.
     pub(super) fn by_entry(&self, outcome: &Outcome) -> Outcome {
+        if self.sink.stream == streams::AUDIT {
+            return as_a_whole(outcome);
+        }
         let (Outcome::Partial(failures), Some(range)) = (outcome, self.engine.in_flight()) else {
             return outcome.clone();
         };
@@ -294,6 +297,20 @@ impl Course {
             Complaint::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, message).raise();
         }
         delivered || self.wants_to_read()
+    }
+}
+
+/// A batch of the audit trail has gone through or it has not: no record of it is given up or left behind.
+fn as_a_whole(outcome: &Outcome) -> Outcome {
+    match outcome {
+        Outcome::Partial(failures) => match failures.first() {
+            Some(failure) => Outcome::Failed(Refusal {
+                error: failure.error.clone(),
+                retry_after: None,
+            }),
+            None => Outcome::Delivered,
+        },
+        Outcome::Delivered | Outcome::Failed(_) => outcome.clone(),
     }
 }
 

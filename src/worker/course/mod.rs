@@ -18,7 +18,7 @@ use super::function::Call;
 use super::memory::Memory;
 use super::reader::Reader;
 use super::redelivery::Redelivery;
-use crate::dispatch::{Engine, Place, Time};
+use crate::dispatch::{Engine, Place, Policy, Time};
 use crate::envelope::Position;
 use crate::pg::spi::Spi;
 use crate::pg::{catalog, lock, security};
@@ -87,6 +87,33 @@ pub(crate) enum Taken {
     Unfit(String),
 }
 
+/// Records of the audit trail in one delivery, where the sink does not say otherwise.
+const AUDIT_BATCH: usize = 500;
+
+/// The limits of a sink's engine. The audit trail has no holes: a batch of it, which is one entry, is tried until it goes through,
+/// whatever is wrong with it.
+fn policy(sink: &SinkRow) -> Policy {
+    let policy = settings::policy(sink.batch_size);
+    if sink.stream != streams::AUDIT {
+        return policy;
+    }
+    Policy {
+        batch_size: 1,
+        poison_attempts: u32::MAX,
+        ..policy
+    }
+}
+
+/// The most events in one entry.
+fn batch_size(sink: &SinkRow) -> usize {
+    let of_its_own = sink.batch_size.and_then(|size| usize::try_from(size).ok());
+    match of_its_own {
+        Some(size) => size,
+        None if sink.stream == streams::AUDIT => AUDIT_BATCH,
+        None => settings::policy(None).batch_size,
+    }
+}
+
 impl Course {
     /// Takes the lease of a sink, by `take_lease`, and loads where it stands; a transaction is open.
     pub(crate) fn take(spi: &Spi, version: &Version, take_lease: fn(i32) -> bool) -> Taken {
@@ -126,13 +153,14 @@ impl Course {
         {
             postgres.allow_passwordless();
         }
-        let policy = settings::policy(sink.batch_size);
+        let policy = policy(&sink);
         let target = match &config {
             Config::Function(_) => Target::Function(Call::of(spi, &sink)?),
             _ => Target::Network,
         };
         let text = matches!(target, Target::Network);
-        let mut reader = Reader::new(&sink, stream, cursor.place.clone(), text, policy.batch_size)?;
+        let at_once = batch_size(&sink);
+        let mut reader = Reader::new(&sink, stream, cursor.place.clone(), text, at_once)?;
         if text {
             let redaction = sinks::redaction(&sink.kind, &value);
             reader.redact(redaction.map_err(|error| error.message)?);
@@ -177,9 +205,8 @@ impl Course {
 
     /// Settings were read again.
     pub(crate) fn set_policy(&mut self) {
-        let policy = settings::policy(self.sink.batch_size);
-        self.engine.set_policy(policy);
-        self.reader.set_batch_size(policy.batch_size);
+        self.engine.set_policy(policy(&self.sink));
+        self.reader.set_batch_size(batch_size(&self.sink));
         self.redelivery.set_policy();
     }
 

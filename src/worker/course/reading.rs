@@ -1,10 +1,9 @@
 //! Reading ahead for a course: what the engine wants more of.
 
 use super::super::{entry::Entry, memory::Memory, now};
-use super::Course;
+use super::{Course, policy};
 use crate::dispatch::{Engine, Floors};
 use crate::pg::spi::Spi;
-use crate::settings;
 use crate::store::streams::Horizon;
 
 impl Course {
@@ -59,7 +58,7 @@ impl Course {
     /// Forgets what was read, and reads it again as after a restart.
     fn begin_anew(&mut self) {
         let memory = Memory::of(&self.engine, &self.ahead).unwrap_or_default();
-        self.engine = Engine::restore(settings::policy(self.sink.batch_size), memory.engine);
+        self.engine = Engine::restore(policy(&self.sink), memory.engine);
         self.ahead = memory.ahead;
         self.reader.place = self.settled.clone();
         self.misshapen = false;

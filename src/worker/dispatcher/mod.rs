@@ -18,6 +18,7 @@ use super::course::{Course, Handover, Next, Target};
 use super::helpers::Helpers;
 use super::io::Io;
 use super::maintenance::Maintenance;
+use super::webhooks::Webhooks;
 use super::{now, until};
 use crate::dispatch::{Floors, Time};
 use crate::pg::{background, catalog, latch, lock, shmem, transaction};
@@ -72,6 +73,7 @@ pub(super) struct Dispatcher {
     waiting: BTreeMap<String, Waiting>,
     helpers: Helpers,
     maintenance: Maintenance,
+    webhooks: Webhooks,
     /// By the oid of the stream's table.
     pub(super) floors: BTreeMap<u32, Floors>,
     streams: Vec<Stream>,
@@ -147,6 +149,7 @@ impl Dispatcher {
             waiting: BTreeMap::new(),
             helpers: Helpers::default(),
             maintenance: Maintenance::default(),
+            webhooks: Webhooks::new(),
             floors: BTreeMap::new(),
             streams: Vec::new(),
             seen: BTreeMap::new(),
@@ -194,6 +197,7 @@ impl Dispatcher {
             let busy = self.run_functions();
             if self.only.is_none() {
                 self.maintenance.run(&mut self.floors);
+                self.serve_webhooks();
             }
             self.wait(busy);
         }
@@ -234,7 +238,10 @@ impl Dispatcher {
     /// again.
     fn await_reports(&mut self) {
         let end = Instant::now() + LAST_REPORTS;
-        while self.courses.values().any(Course::is_in_flight) && Instant::now() < end {
+        let is_in_flight = |one: &Self| {
+            one.courses.values().any(Course::is_in_flight) || one.webhooks.is_in_flight()
+        };
+        while is_in_flight(self) && Instant::now() < end {
             let left = end.saturating_duration_since(Instant::now());
             latch::rest(left, self.io.as_ref().map(Io::readable));
             self.take_reports();
@@ -260,6 +267,7 @@ impl Dispatcher {
     fn take_reports(&mut self) {
         let Some(io) = &self.io else { return };
         let reports = io.reports();
+        self.webhooks.take(io.attempted());
         if !reports.is_empty() && std::mem::take(&mut self.changing) {
             self.look_at_all();
         }
@@ -273,6 +281,13 @@ impl Dispatcher {
                 course.outcome(&report.outcome);
             }
         }
+    }
+
+    fn serve_webhooks(&mut self) {
+        if self.webhooks.need_io() {
+            self.start_io();
+        }
+        self.webhooks.run(&mut self.floors, self.io.as_ref());
     }
 
     fn hand_over(&mut self) {
@@ -309,6 +324,9 @@ impl Dispatcher {
         );
         if self.only.is_none() {
             timeout = soonest(timeout, self.maintenance.due());
+            if let Some(due) = self.webhooks.due() {
+                timeout = soonest(timeout, due);
+            }
         }
         for due in self.courses.values().filter_map(|course| course.due(at)) {
             timeout = soonest(timeout, due);

@@ -7,6 +7,7 @@ use pgrx::PgLogLevel;
 
 use super::super::course::{Course, Target};
 use super::super::now;
+use super::super::webhooks::Webhooks;
 use super::{Dispatcher, End, Seen, UNWOKEN_POLL};
 use crate::dispatch::{Floors, Time};
 use crate::pg::error::PgError;
@@ -89,6 +90,9 @@ impl Dispatcher {
                             return;
                         }
                         self.look_at_sinks(spi);
+                        if self.thorough || changes.is_none() || changes != self.known_changes {
+                            self.webhooks.look_again();
+                        }
                         self.thorough = false;
                         self.known_changes = changes;
                         self.next_thorough = Instant::now() + self.poll_interval();
@@ -175,6 +179,7 @@ impl Dispatcher {
             versions.retain(|version| version.id == *only);
         }
         self.reconcile(spi, &versions);
+        self.maintenance.recording.look_again();
         self.streams = streams::all(spi);
         for course in self.courses.values_mut() {
             course.redelivery.look_again();
@@ -195,6 +200,8 @@ impl Dispatcher {
             self.unfinished |= snapshot.xmax() < next_xid || !snapshot.running().is_empty();
             if self.only.is_none() {
                 self.maintenance.announcements.saw(stream, &horizon);
+                self.maintenance.sealing.saw(stream, &horizon);
+                self.webhooks.saw(stream, &horizon);
             }
             let seen = Seen {
                 stream: stream.clone(),
@@ -213,6 +220,7 @@ impl Dispatcher {
             self.let_go(&course);
         }
         self.floors.clear();
+        self.webhooks = Webhooks::new();
     }
 
     /// Before the process ends: what was delivered is not to be delivered again.
@@ -236,6 +244,9 @@ impl Dispatcher {
             );
         }
         self.committed();
+        if self.only.is_none() {
+            self.webhooks.save();
+        }
     }
 }
 

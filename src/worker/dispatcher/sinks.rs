@@ -157,7 +157,7 @@ impl Dispatcher {
         lock::give_lease_back(course.sink.number);
     }
 
-    pub(super) fn open(&mut self, course: &Course) {
+    pub(super) fn start_io(&mut self) {
         if self.io.is_none() {
             match Io::start() {
                 Ok(io) => self.io = Some(io),
@@ -166,6 +166,10 @@ impl Dispatcher {
                 }
             }
         }
+    }
+
+    pub(super) fn open(&mut self, course: &Course) {
+        self.start_io();
         if let Some(io) = &self.io {
             open(io, course);
         }

@@ -1,0 +1,160 @@
+//! Which events go where, in what form.
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
+use outbox_tests::{Mode, Receiver, Sql};
+use serde_json::Value;
+use sha2::Sha256;
+
+use super::{emit, sent, started, until_fanned_out, until_states, webhook};
+use crate::scene::ids;
+
+const SECRET: &str = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=";
+
+#[test]
+fn each_tenants_endpoints_get_its_events_of_their_topics_from_then_on() {
+    let (_cluster, mut db) = started();
+    let (all, orders, other) = (Receiver::start(), Receiver::start(), Receiver::start());
+    emit(&mut db, "acme", "order.placed", 1..=3);
+    webhook(&mut db, "acme", &all, "");
+    emit(&mut db, "acme", "order.placed", 4..=5);
+    webhook(&mut db, "acme", &orders, ", topics => '{order.*}'");
+    webhook(&mut db, "globex", &other, "");
+    emit(&mut db, "acme", "invoice.sent", 6..=7);
+    emit(&mut db, "acme", "order.placed", 8..=9);
+    emit(&mut db, "globex", "order.placed", 10..=12);
+    emit(&mut db, "initech", "order.placed", 13..=14);
+    db.run("select outbox.emit('order.placed')");
+    until_fanned_out(&mut db);
+    until_states(&mut db, &["delivered 11"]);
+    assert_eq!(sent(&all), ids(4..=9));
+    assert_eq!(sent(&orders), ids(8..=9));
+    assert_eq!(sent(&other), ids(10..=12));
+}
+
+#[test]
+fn a_request_is_a_signed_cloudevent() {
+    let (_cluster, mut db) = started();
+    let receiver = Receiver::start();
+    webhook(
+        &mut db,
+        "acme",
+        &receiver,
+        &format!(", secret => '{SECRET}'"),
+    );
+    emit(&mut db, "acme", "order.placed", 1..=1);
+    let request = &receiver.wait_for_requests(1)[0];
+    assert_eq!(
+        request.header("content-type"),
+        Some("application/cloudevents+json")
+    );
+    let event: Value = serde_json::from_slice(&request.body).expect("JSON");
+    assert_eq!(event["id"], "n1");
+    assert_eq!(event["type"], "order.placed");
+    assert_eq!(event["tenant"], "acme");
+    assert_eq!(event["data"].to_string(), r#"{"n":1,"price":1.50}"#);
+    assert!(signed_with(request, SECRET));
+    until_states(&mut db, &["delivered 1"]);
+    let attempt: String = db.one(
+        "select concat_ws(' ', a.attempt, a.status, a.error, d.attempts, a.tenant) from outbox.webhook_attempts a
+           join outbox.webhook_deliveries d on d.id = a.delivery",
+    );
+    assert_eq!(attempt, "1 200 1 acme");
+}
+
+/// Whether one of a request's signatures is made with that secret.
+fn signed_with(request: &outbox_tests::Request, secret: &str) -> bool {
+    let key = BASE64_STANDARD
+        .decode(secret.trim_start_matches("whsec_"))
+        .expect("base64");
+    let header = |name| request.header(name).expect("a header");
+    let mut mac = Hmac::<Sha256>::new_from_slice(&key).expect("a key");
+    mac.update(format!("{}.{}.", header("webhook-id"), header("webhook-timestamp")).as_bytes());
+    mac.update(&request.body);
+    let signature = format!("v1,{}", BASE64_STANDARD.encode(mac.finalize().into_bytes()));
+    header("webhook-signature")
+        .split(' ')
+        .any(|one| one == signature)
+}
+
+#[test]
+fn old_and_new_secrets_overlap_for_as_long_as_said() {
+    let (_cluster, mut db) = started();
+    let receiver = Receiver::start();
+    let id = webhook(
+        &mut db,
+        "acme",
+        &receiver,
+        &format!(", secret => '{SECRET}'"),
+    );
+    let second: String = db.one(&format!("select outbox.rotate_webhook_secret('{id}')"));
+    assert!(second.starts_with("whsec_") && second != SECRET);
+    emit(&mut db, "acme", "a", 1..=1);
+    let request = receiver.wait_for_requests(1).remove(0);
+    assert!(signed_with(&request, SECRET) && signed_with(&request, &second));
+    let third: String = db.one(&format!(
+        "select outbox.rotate_webhook_secret('{id}', overlap => '0')"
+    ));
+    emit(&mut db, "acme", "a", 2..=2);
+    let request = receiver.wait_for_requests(2).remove(1);
+    assert!(signed_with(&request, &third));
+    assert!(!signed_with(&request, SECRET) && !signed_with(&request, &second));
+    for (arguments, sqlstate) in [
+        ("'none'".to_owned(), "42704"),
+        (format!("'{id}', 'short'"), "22023"),
+        (format!("'{id}', overlap => '-1 s'"), "22023"),
+        (format!("'{id}', overlap => null"), "22023"),
+    ] {
+        let refusal = db.refused(&format!("select outbox.rotate_webhook_secret({arguments})"));
+        assert_eq!(refusal.sqlstate, sqlstate, "{arguments}");
+    }
+}
+
+#[test]
+fn nothing_is_lost_or_pruned_unseen_while_no_dispatcher_runs() {
+    let (mut cluster, mut db) = started();
+    cluster.set("outbox.retention_min_age", "0");
+    let receiver = Receiver::start();
+    let id = webhook(&mut db, "acme", &receiver, "");
+    db.run("select outbox.create_sink('other', 'pull')");
+    db.run("select outbox.stop()");
+    emit(&mut db, "acme", "a", 1..=700);
+    db.run("select outbox.poll('other', 1000); select outbox.ack('other')");
+    assert_eq!(db.one::<i64>("select outbox.prune()"), 0);
+    db.run("select outbox.start()");
+    until_states(&mut db, &["delivered 700"]);
+    assert_eq!(sent(&receiver), ids(1..=700));
+    // Through a crash as well.
+    emit(&mut db, "acme", "a", 701..=900);
+    cluster.stop(Mode::Immediate);
+    cluster.start_again();
+    let mut db = cluster.connect();
+    until_states(&mut db, &["delivered 900"]);
+    assert_eq!(sent(&receiver), ids(1..=900));
+    assert!(db.one::<i64>("select outbox.prune()") > 0);
+    // The last one gone, nothing is held back any more.
+    db.run("select outbox.drop_sink('other')");
+    db.run(&format!("select outbox.delete_webhook('{id}')"));
+    let left: i64 = db.one(
+        "select (select count(*) from outbox.cursors) + (select count(*) from outbox.webhook_deliveries)
+              + (select count(*) from outbox.webhook_attempts) + (select count(*) from outbox.webhook_secrets)",
+    );
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn a_restored_database_goes_on_where_it_was() {
+    let (cluster, mut db) = started();
+    let receiver = Receiver::start();
+    webhook(&mut db, "acme", &receiver, "");
+    emit(&mut db, "acme", "a", 1..=5);
+    until_states(&mut db, &["delivered 5"]);
+    db.run("select outbox.stop()");
+    emit(&mut db, "acme", "a", 6..=9);
+    cluster.restore("restored", &cluster.dump("app"));
+    let mut restored = cluster.connect_to("restored");
+    emit(&mut restored, "acme", "a", 10..=12);
+    until_states(&mut restored, &["delivered 12"]);
+    assert_eq!(sent(&receiver), ids(1..=12));
+}

@@ -1,0 +1,375 @@
+//! Webhooks of tenants: writes a delivery for each matching event and webhook, and makes them.
+//!
+//! Everything durable is in the tables: which events have been seen is a cursor, saved in the transaction that writes their deliveries;
+//! what is to be delivered is a row that is pending. What is in here is only what is under way, and which rows come next. After a
+//! crash they are delivered again. It all happens in transactions of its own, so that a fault in here stops no sink.
+
+mod fan_out;
+pub(crate) mod probe;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pgrx::PgLogLevel;
+
+use self::fan_out::FanOut;
+use super::io::{Attempted, Io};
+use super::maintenance::in_transaction;
+use super::{now, until};
+use crate::dispatch::{Floors, Pool, QUEUE, Time, webhook_wait};
+use crate::pg::spi::Spi;
+use crate::pg::transaction;
+use crate::settings;
+use crate::sinks::Secrets;
+use crate::sinks::webhook::{Attempt, Courier, Outcome, Rules, Verdict};
+use crate::store::streams::{Horizon, Stream};
+use crate::store::webhooks::{self, Delivery, Record};
+
+/// After an error.
+const PAUSE: Duration = Duration::from_secs(1);
+/// At most one transaction in this time: what comes in meanwhile shares the next one.
+const GAP: Duration = Duration::from_millis(5);
+/// How often finished deliveries are looked through for old ones.
+const PRUNING: Duration = Duration::from_secs(60);
+
+pub(super) struct Webhooks {
+    fan_outs: BTreeMap<String, FanOut>,
+    pool: Pool,
+    courier: Option<Arc<Courier>>,
+    /// What the courier was made for.
+    rules: Option<(Rules, Duration)>,
+    under_way: BTreeMap<i64, UnderWay>,
+    records: Vec<Record>,
+    /// Everything is to be looked at again: webhooks were made or changed.
+    look: bool,
+    /// There are webhooks, or have been.
+    any: bool,
+    not_before: Instant,
+    next_pruning: Instant,
+}
+
+/// What is known of a delivery under way.
+struct UnderWay {
+    webhook: String,
+    attempts: u32,
+}
+
+/// What a transaction came to.
+#[derive(Default)]
+struct Turn {
+    deliveries: Vec<Delivery>,
+    /// Picked, and then found to be nothing to do.
+    vanished: Vec<i64>,
+}
+
+impl Webhooks {
+    pub(super) fn new() -> Self {
+        Self {
+            fan_outs: BTreeMap::new(),
+            pool: Pool::new(settings::webhook_limits()),
+            courier: None,
+            rules: None,
+            under_way: BTreeMap::new(),
+            records: Vec::new(),
+            look: true,
+            any: true,
+            not_before: Instant::now(),
+            next_pruning: Instant::now() + PRUNING,
+        }
+    }
+
+    /// Webhooks, deliveries or settings may have changed.
+    pub(super) fn look_again(&mut self) {
+        self.look = true;
+    }
+
+    /// A look has found how far a stream has come.
+    pub(super) fn saw(&mut self, stream: &Stream, horizon: &Horizon) {
+        if let Some(fan_out) = self.fan_outs.get_mut(&stream.name) {
+            fan_out.saw(stream, horizon);
+        }
+    }
+
+    /// Whether anything waits to be delivered by the I/O thread.
+    pub(super) fn need_io(&self) -> bool {
+        !self.fan_outs.is_empty()
+    }
+
+    /// When there is something to do.
+    pub(super) fn due(&self) -> Option<Duration> {
+        let held = self.not_before.saturating_duration_since(Instant::now());
+        if self.look || !self.records.is_empty() || self.has_more() {
+            return Some(held);
+        }
+        let at = now();
+        let delivery = self.pool.due(at).map(|time| until(time, at));
+        let pruning = self
+            .any
+            .then(|| self.next_pruning.saturating_duration_since(Instant::now()));
+        let due = delivery.into_iter().chain(pruning).min()?;
+        Some(due.max(held))
+    }
+
+    fn has_more(&self) -> bool {
+        self.fan_outs.values().any(FanOut::has_more)
+    }
+
+    /// Takes what attempts came to; it is written with the next [`run`](Self::run).
+    pub(super) fn take(&mut self, attempted: Vec<Attempted>) {
+        for Attempted { id, outcome } in attempted {
+            let Some(known) = self.under_way.remove(&id) else {
+                continue;
+            };
+            let (record, wait) = judged(id, &known, &outcome);
+            let again = record
+                .next_attempt_at
+                .map(|at| Time(at.unsigned_abs() / 1000));
+            let ok = outcome.verdict == Verdict::Delivered;
+            self.pool.finished(id, ok, again, wait);
+            self.records.push(record);
+        }
+    }
+
+    /// Does what is due: one transaction, and then hands over what is to be sent.
+    pub(super) fn run(&mut self, floors: &mut BTreeMap<u32, Floors>, io: Option<&Io>) {
+        if self.due().is_none_or(|due| !due.is_zero()) {
+            return;
+        }
+        self.not_before = Instant::now() + GAP;
+        self.pool.set_limits(settings::webhook_limits());
+        let done = in_transaction(|spi| self.turn(spi, floors));
+        match done {
+            Ok(Some(turn)) => {
+                self.records.clear();
+                for id in turn.vanished {
+                    self.pool.finished(id, true, None, None);
+                }
+                self.hand_over(turn.deliveries, io);
+            }
+            Ok(None) => self.start_over(),
+            Err(error) => {
+                let what = "webhooks could not be served";
+                transaction::log(PgLogLevel::WARNING, what, &error);
+                self.start_over();
+            }
+        }
+    }
+
+    /// What the transaction did is undone: all that is known is read again. What attempts came to is kept.
+    fn start_over(&mut self) {
+        self.look = true;
+        self.not_before = Instant::now() + PAUSE;
+        self.fan_outs.clear();
+        self.pool.clear();
+        for id in self.pool.ids_under_way() {
+            if !self.under_way.contains_key(&id) {
+                self.pool.finished(id, true, None, None);
+            }
+        }
+    }
+
+    fn turn(&mut self, spi: &Spi, floors: &mut BTreeMap<u32, Floors>) -> Turn {
+        self.write_records(spi);
+        if std::mem::take(&mut self.look) {
+            self.look_at_all(spi);
+        }
+        for fan_out in self.fan_outs.values_mut() {
+            let due = Time(now().0);
+            for (id, webhook) in fan_out.pass(spi, floors) {
+                self.pool.offer(&webhook, id, due);
+            }
+        }
+        if self.any && Instant::now() >= self.next_pruning {
+            let more = webhooks::prune(spi, settings::webhook_retention());
+            self.next_pruning = Instant::now() + if more { Duration::ZERO } else { PRUNING };
+        }
+        let wanting = self.pool.wanting();
+        if !wanting.is_empty() {
+            self.fill(spi, Some(&wanting));
+        }
+        let started = self.pool.start(now());
+        if started.is_empty() {
+            return Turn::default();
+        }
+        let deliveries = webhooks::load(spi, &started);
+        let is_there = |id: &i64| deliveries.iter().any(|delivery| delivery.id == *id);
+        Turn {
+            vanished: started.into_iter().filter(|id| !is_there(id)).collect(),
+            deliveries,
+        }
+    }
+
+    fn look_at_all(&mut self, spi: &Spi) {
+        let streams = webhooks::streams(spi);
+        self.any |= !streams.is_empty();
+        self.fan_outs.retain(|name, _| streams.contains(name));
+        for name in streams {
+            self.fan_outs
+                .entry(name.clone())
+                .or_insert_with(|| FanOut::new(name));
+        }
+        self.pool.clear();
+        self.fill(spi, None);
+    }
+
+    /// Reads which deliveries of endpoints come next.
+    fn fill(&mut self, spi: &Spi, endpoints: Option<&[String]>) {
+        if let Some(endpoints) = endpoints {
+            endpoints.iter().for_each(|name| self.pool.forget(name));
+        }
+        for pending in webhooks::pending(spi, endpoints, QUEUE) {
+            let deliveries = pending
+                .deliveries
+                .iter()
+                .map(|&(due, id)| (Time(due.unsigned_abs() / 1000), id))
+                .collect::<Vec<_>>();
+            let more = deliveries.len() == QUEUE;
+            self.pool
+                .fill(&pending.webhook, &deliveries, more, pending.failing);
+        }
+    }
+
+    fn write_records(&mut self, spi: &Spi) {
+        if self.records.is_empty() {
+            return;
+        }
+        webhooks::record(spi, &self.records);
+        let named = |which: &dyn Fn(&Record) -> bool| {
+            let mut names = self
+                .records
+                .iter()
+                .filter(|record| which(record))
+                .map(|record| record.webhook.clone())
+                .collect::<Vec<_>>();
+            names.sort();
+            names.dedup();
+            names
+        };
+        let gone = named(&|record| record.status == Some(GONE));
+        let well = named(&|record| record.error.is_none());
+        let failing = named(&|record| record.error.is_some() && !well.contains(&record.webhook));
+        if !well.is_empty() {
+            webhooks::are_well(spi, &well);
+        }
+        let mut disabled = if failing.is_empty() {
+            Vec::new()
+        } else {
+            webhooks::are_failing(spi, &failing, settings::webhook_disable_after())
+        };
+        if !gone.is_empty() {
+            webhooks::are_gone(spi, &gone);
+            disabled.extend(gone);
+        }
+        for webhook in disabled {
+            self.pool.forget(&webhook);
+        }
+    }
+
+    fn hand_over(&mut self, deliveries: Vec<Delivery>, io: Option<&Io>) {
+        let courier = self.courier();
+        for delivery in deliveries {
+            let known = UnderWay {
+                webhook: delivery.webhook,
+                attempts: delivery.attempts,
+            };
+            let attempt = Attempt {
+                url: delivery.url,
+                id: delivery.event_id,
+                body: delivery.event,
+                secrets: Secrets::new(delivery.secrets),
+            };
+            self.under_way.insert(delivery.id, known);
+            match (&courier, io) {
+                (Ok(courier), Some(io)) => io.attempt(delivery.id, courier, attempt),
+                (Err(error), _) => self.take(vec![unsent(delivery.id, error)]),
+                (_, None) => self.take(vec![unsent(
+                    delivery.id,
+                    "the I/O thread could not be started",
+                )]),
+            }
+        }
+    }
+
+    /// The courier by the settings in force.
+    fn courier(&mut self) -> Result<Arc<Courier>, String> {
+        let wanted = (settings::webhook_rules(), settings::webhook_timeout());
+        if self.rules.as_ref() != Some(&wanted) {
+            self.courier = None;
+        }
+        if let Some(courier) = &self.courier {
+            return Ok(Arc::clone(courier));
+        }
+        let courier = Arc::new(Courier::new(wanted.0.clone(), wanted.1)?);
+        self.rules = Some(wanted);
+        self.courier = Some(Arc::clone(&courier));
+        Ok(courier)
+    }
+
+    pub(super) fn is_in_flight(&self) -> bool {
+        !self.under_way.is_empty()
+    }
+
+    /// Before the process ends: what attempts came to is not to be tried again.
+    pub(super) fn save(&mut self) {
+        let saved = in_transaction(|spi| self.write_records(spi));
+        if let Err(error) = saved {
+            let what = "what came of webhooks last could not be written";
+            transaction::log(PgLogLevel::WARNING, what, &error);
+        }
+    }
+}
+
+const GONE: u16 = 410;
+
+fn unsent(id: i64, error: &str) -> Attempted {
+    Attempted {
+        id,
+        outcome: Outcome {
+            status: None,
+            duration: Duration::ZERO,
+            verdict: Verdict::Failed {
+                error: error.to_owned(),
+                retry_after: None,
+            },
+        },
+    }
+}
+
+/// What is to be written of an attempt, and until when its endpoint wants to be left alone.
+fn judged(id: i64, known: &UnderWay, outcome: &Outcome) -> (Record, Option<Time>) {
+    let attempts = known.attempts + 1;
+    let (state, error, wait, pause) = match &outcome.verdict {
+        Verdict::Delivered => ("delivered", None, None, None),
+        Verdict::Gone => ("dead", Some("HTTP 410 Gone".to_owned()), None, None),
+        Verdict::Failed { error, retry_after } => {
+            let wait = (attempts < settings::webhook_attempts()).then(|| {
+                let waits = settings::webhook_waits();
+                webhook_wait(&waits, attempts, *retry_after, chance())
+            });
+            let state = if wait.is_some() { "pending" } else { "dead" };
+            (state, Some(error.clone()), wait, *retry_after)
+        }
+    };
+    let at = now();
+    let later = |wait: Duration| {
+        at.0.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(0))
+    };
+    let record = Record {
+        id,
+        webhook: known.webhook.clone(),
+        status: outcome.status,
+        duration_ms: i64::try_from(outcome.duration.as_millis()).unwrap_or(i64::MAX),
+        error,
+        state,
+        next_attempt_at: wait.and_then(|wait| i64::try_from(later(wait) * 1000).ok()),
+    };
+    (record, pause.map(|wait| Time(later(wait))))
+}
+
+/// From 0 to 1.
+fn chance() -> f64 {
+    let digits = crate::pg::catalog::random_hex().unwrap_or([b'8'; 32]);
+    let text = std::str::from_utf8(&digits[..8]).unwrap_or("0");
+    f64::from(u32::from_str_radix(text, 16).unwrap_or(0)) / f64::from(u32::MAX)
+}
