@@ -228,7 +228,9 @@ begin
     perform outbox.check_columns(c.relation, 'redact', c.redact);
     perform outbox.check_columns(c.relation, 'key', c.key);
     perform outbox.check_columns(c.relation, 'tenant_column', case when c.tenant_column is not null then array[c.tenant_column] end);
-    perform outbox.stream_named(c.stream);
+    if (outbox.stream_named(c.stream)).shape <> 'events' then
+        raise exception 'stream "%" takes no events', c.stream using errcode = '22023', detail = 'It holds records of a form of their own.';
+    end if;
     if not exists (select from outbox.streams s where s.name = c.stream and s.relation in (
         select k.oid from pg_class k where k.relnamespace = 'outbox'::regnamespace)) then
         raise exception 'stream "%" is a table of its own', c.stream
