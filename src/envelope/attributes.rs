@@ -103,6 +103,7 @@ mod tests {
             payload: None,
             headers: Some("[]".into()),
             part: None,
+            is_record: false,
         };
         let expected = [
             "specversion=1.0",

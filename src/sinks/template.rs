@@ -238,6 +238,7 @@ mod tests {
             payload: None,
             headers: Some(r#"{"region": "eu", "n": 1.50, "on": true, "none": null, "list": [], "": "x", "e": ""}"#.into()),
             part: None,
+            is_record: false,
         }
     }
 

@@ -88,6 +88,7 @@ mod tests {
             payload: payload.map(str::to_owned),
             headers: Some(r#"{"X-Trace": "größe"}"#.into()),
             part: None,
+            is_record: false,
         }
     }
 

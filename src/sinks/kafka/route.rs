@@ -100,6 +100,7 @@ mod tests {
             payload: None,
             headers: None,
             part: None,
+            is_record: false,
         };
         let template = template.map(|text| Template::parse(text).unwrap());
         let mut out = "left over".to_owned();

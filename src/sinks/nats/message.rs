@@ -121,6 +121,7 @@ mod tests {
             payload: Some("1".into()),
             headers: None,
             part: None,
+            is_record: false,
         }
     }
 
