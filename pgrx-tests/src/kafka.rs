@@ -143,24 +143,12 @@ impl Kafka {
     /// Everything that a topic holds, partition by partition, in order.
     #[track_caller]
     pub fn records(&self, topic: &str) -> Vec<Record> {
-        let consumer = self.consumer();
-        let partitions = assign_all(&consumer, topic);
-        let mut records = Vec::new();
-        let mut ended = 0;
-        while ended < partitions {
-            match consumer.poll(DEADLINE).expect("the broker answers") {
-                Ok(message) => records.push(record(&message)),
-                Err(KafkaError::PartitionEOF(_)) => ended += 1,
-                Err(error) => panic!("the tests' consumer: {error}"),
-            }
-        }
-        records.sort_by_key(|record: &Record| (record.partition, record.offset));
-        records
+        records(&self.direct(), topic)
     }
 
     /// Hands over every message of a topic as it arrives, until `done` says so.
     pub fn follow(&self, topic: &str, mut done: impl FnMut(Option<&BorrowedMessage>) -> bool) {
-        let consumer = self.consumer();
+        let consumer = consumer(&self.direct());
         assign_all(&consumer, topic);
         loop {
             let over = match consumer.poll(Duration::from_millis(20)) {
@@ -173,17 +161,39 @@ impl Kafka {
         }
     }
 
-    /// A consumer that goes around the gate as far as the broker lets it.
-    fn consumer(&self) -> BaseConsumer<Quiet> {
-        ClientConfig::new()
-            .set("bootstrap.servers", format!("127.0.0.1:{}", self.port))
-            .set("group.id", "tests")
-            .set("enable.auto.commit", "false")
-            .set("enable.partition.eof", "true")
-            .set("fetch.wait.max.ms", "10")
-            .create_with_context(Quiet)
-            .expect("a consumer can be made")
+    /// Around the gate, as far as the broker lets clients.
+    fn direct(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
     }
+}
+
+/// Everything that a topic of these brokers holds, partition by partition, in order.
+#[track_caller]
+pub fn records(brokers: &str, topic: &str) -> Vec<Record> {
+    let consumer = consumer(brokers);
+    let partitions = assign_all(&consumer, topic);
+    let mut records = Vec::new();
+    let mut ended = 0;
+    while ended < partitions {
+        match consumer.poll(DEADLINE).expect("the broker answers") {
+            Ok(message) => records.push(record(&message)),
+            Err(KafkaError::PartitionEOF(_)) => ended += 1,
+            Err(error) => panic!("the tests' consumer: {error}"),
+        }
+    }
+    records.sort_by_key(|record: &Record| (record.partition, record.offset));
+    records
+}
+
+fn consumer(brokers: &str) -> BaseConsumer<Quiet> {
+    ClientConfig::new()
+        .set("bootstrap.servers", brokers)
+        .set("group.id", "tests")
+        .set("enable.auto.commit", "false")
+        .set("enable.partition.eof", "true")
+        .set("fetch.wait.max.ms", "10")
+        .create_with_context(Quiet)
+        .expect("a consumer can be made")
 }
 
 /// Reads all partitions from their beginning. Returns how many there are.

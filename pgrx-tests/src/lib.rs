@@ -31,7 +31,7 @@ mod wait;
 pub use client::{Refusal, Sql};
 pub use cluster::{Cluster, Mode, Signal};
 pub use gate::Gate;
-pub use kafka::{Kafka, Record};
+pub use kafka::{Kafka, Record, records};
 pub use nats::{Nats, Stored};
 pub use receiver::{Certificate, Event, Receiver, Reply, Request, Tls};
 pub use testbed::{major, python_libraries};
