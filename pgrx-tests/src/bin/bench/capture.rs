@@ -130,14 +130,14 @@ fn measure(run: &Run, with_sink: bool) -> Vec<Line> {
     lines
 }
 
-fn median(numbers: &[f64]) -> f64 {
+pub(crate) fn median(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[sorted.len() / 2]
 }
 
 /// Transactions per second.
-fn pgbench(stage: &Stage, script: &str, seconds: u64) -> f64 {
+pub(crate) fn pgbench(stage: &Stage, script: &str, seconds: u64) -> f64 {
     let mut pgbench = stage.cluster.program("pgbench");
     pgbench.args([
         "-n",

@@ -16,6 +16,7 @@ mod profile;
 mod pull;
 mod report;
 mod stage;
+mod triggers;
 
 use std::process::exit;
 use std::time::Duration;
@@ -95,6 +96,11 @@ const FIGURES: &[Figure] = &[
         name: "capture",
         about: "what writing an event costs a transaction, by pgbench",
         run: capture::figure,
+    },
+    Figure {
+        name: "triggers",
+        about: "what capture adds to writing single rows, and 100,000 at once",
+        run: triggers::figure,
     },
     Figure {
         name: "held",
