@@ -19,7 +19,8 @@ use crate::store::captures::{self, Capture};
 /// What a capture comes to for one operation on one table.
 pub(super) struct Program {
     pub(super) capture: Capture,
-    pub(super) insert: UserStatement,
+    insert: UserStatement,
+    insert_without_session: UserStatement,
     pub(super) condition: Option<UserStatement>,
     pub(super) printed: Printed,
     statement: Statement,
@@ -36,17 +37,30 @@ impl Program {
             capture.key.contains(&column.name)
                 || capture.tenant_column.as_ref() == Some(&column.name)
         });
+        // The constraints of partitions need a search_path of ours, for their names are looked up in it.
+        let constraints = (!capture.partitions.is_empty()).then_some(Printed::BySettings);
         let printed = shown
+            .chain(constraints)
             .chain(key.map(|column| printed(column.type_oid)))
             .max()
             .unwrap_or(Printed::Always);
         Self {
             insert: UserStatement::new(statement.sql.clone()),
+            insert_without_session: UserStatement::new(statement.sql_without_session.clone()),
             condition: statement.condition.clone().map(UserStatement::new),
             printed,
             statement,
             capture,
             prefix,
+        }
+    }
+
+    /// The statement that writes the events.
+    pub(super) fn insert(&self) -> &UserStatement {
+        if settings::has_tenant() || settings::has_headers() {
+            &self.insert
+        } else {
+            &self.insert_without_session
         }
     }
 

@@ -75,7 +75,7 @@ impl Program {
                 if let Some(rows) = rows {
                     rows.lend(spi);
                 }
-                spi.run_user(&self.insert, &[]);
+                spi.run_user(self.insert(), &[]);
                 if let (Some(mark), Some(before)) = (mark, before) {
                     captures::move_behind(spi, &self.capture.stream, mark, before);
                 }
@@ -132,7 +132,7 @@ pub(crate) fn try_out(capture: &Capture, operation: Operation) -> Result<(), Com
     as_extension_printing(program.printed, || {
         connected(|spi| {
             rows.lend(spi);
-            spi.run_user(&program.insert, &[]);
+            spi.run_user(program.insert(), &[]);
         });
     });
     Ok(())

@@ -10,6 +10,8 @@ use crate::store::captures::{Capture, Column, Payload};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Statement {
     pub(super) sql: String,
+    /// The same where the session has said neither tenant nor headers: the defaults of these columns need not be worked out row by row.
+    pub(super) sql_without_session: String,
     /// Decides which rows become events; it is run on its own, as its owner.
     pub(super) condition: Option<String>,
     /// For updates: the columns that pairs of versions have.
@@ -74,7 +76,11 @@ fn attributes(
     if capture.topic.as_ref().is_some_and(|topic| !says(topic)) {
         members.insert("operation".to_owned(), operation.name().into());
     }
-    if let Some(partition) = &capture.partition {
+    if let Some(partition) = capture
+        .partition
+        .as_ref()
+        .filter(|_| capture.partitions.is_empty())
+    {
         members.insert("partition".to_owned(), partition.as_str().into());
     }
     members
@@ -102,24 +108,40 @@ pub(super) fn of(capture: &Capture, operation: Operation, prefix: &str) -> State
         values.push(builder.payload(capture, operation));
     }
     let attributes = attributes(capture, operation);
-    if !attributes.is_empty() {
+    let partition = builder.partition(capture, operation);
+    if !attributes.is_empty() || partition.is_some() {
         columns.push("headers");
         let members = literal(&serde_json::Value::Object(attributes).to_string());
-        values.push(format!(
-            "coalesce(nullif(pg_catalog.current_setting('outbox.headers', true), '')::pg_catalog.jsonb, '{{}}'::pg_catalog.jsonb)
-             operator(pg_catalog.||) {members}::pg_catalog.jsonb"
-        ));
+        let of_session =
+            "nullif(pg_catalog.current_setting('outbox.headers', true), '')::pg_catalog.jsonb";
+        let mut headers = format!(
+            "coalesce({of_session}, '{{}}'::pg_catalog.jsonb) operator(pg_catalog.||) {members}::pg_catalog.jsonb"
+        );
+        if let Some(partition) = partition {
+            headers.push_str(&format!(" operator(pg_catalog.||) {partition}"));
+        }
+        values.push(headers);
     }
     let from = match operation {
         Operation::Truncate => String::new(),
         _ => format!(" from {CHANGE} c{}", builder.laterals.concat()),
     };
-    let sql = format!(
-        "insert into {} ({}) select {}{from}",
-        capture.stream,
-        columns.join(", "),
-        values.join(", "),
-    );
+    let insert = |columns: &[&str], values: &[String]| {
+        format!(
+            "insert into {} ({}) select {}{from}",
+            capture.stream,
+            columns.join(", "),
+            values.join(", "),
+        )
+    };
+    let sql = insert(&columns, &values);
+    for column in ["tenant", "headers"] {
+        if !columns.contains(&column) {
+            columns.push(column);
+            values.push("null".to_owned());
+        }
+    }
+    let sql_without_session = insert(&columns, &values);
     let condition = match operation {
         Operation::Truncate => None,
         _ => capture.condition.as_deref(),
@@ -129,6 +151,7 @@ pub(super) fn of(capture: &Capture, operation: Operation, prefix: &str) -> State
     let says_names = operation == Operation::Update && capture.payload == Payload::Changed;
     Statement {
         sql,
+        sql_without_session,
         condition,
         compared: compared.iter().map(|column| column.number).collect(),
         names: says_names.then(|| {
@@ -274,6 +297,32 @@ impl Builder {
                 format!("pg_catalog.jsonb_build_object('before', {before}, 'after', {after})")
             }
         }
+    }
+
+    /// Names the partition that each row is in, or has come to.
+    fn partition(&mut self, capture: &Capture, operation: Operation) -> Option<String> {
+        if capture.partitions.is_empty() || operation == Operation::Truncate {
+            return None;
+        }
+        let side = now(operation);
+        // Constraints name columns as the table does.
+        let fields = capture.table_columns.iter().map(|column| {
+            let cell = self.cell(side, column);
+            format!("{cell} as {}", identifier(&column.name))
+        });
+        let fields = fields.collect::<Vec<_>>().join(", ");
+        let cases = capture.partitions.iter().map(|partition| {
+            format!(
+                "when {} then {}",
+                partition.constraint,
+                literal(&partition.name)
+            )
+        });
+        let cases = cases.collect::<Vec<_>>().join(" ");
+        self.laterals.push(format!(
+            " cross join lateral (select case {cases} end as name from (select {fields}) v) w"
+        ));
+        Some("pg_catalog.jsonb_build_object('partition', w.name)".to_owned())
     }
 
     /// The statement that gives the places of the rows that a condition holds for.

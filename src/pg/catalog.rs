@@ -1,5 +1,6 @@
 //! What there is: databases, the extension, roles, this cluster and its transaction ids.
 
+use std::cell::RefCell;
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
@@ -129,13 +130,39 @@ pub(crate) fn in_recovery() -> bool {
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
+/// Randomness is fetched for so many at once: asking for a few bytes costs as much as asking for many.
+const RANDOM_AT_ONCE: usize = 64;
+
+/// What has been fetched, and how much of it is left.
+struct Randomness {
+    bytes: [[u8; 16]; RANDOM_AT_ONCE],
+    left: usize,
+}
+
+thread_local! {
+    /// Filled by nobody but the process that uses it: what a parent has fetched, its children would have in common.
+    static RANDOMNESS: RefCell<Randomness> = const {
+        RefCell::new(Randomness {
+            bytes: [[0; 16]; RANDOM_AT_ONCE],
+            left: 0,
+        })
+    };
+}
+
 /// 32 hexadecimal digits of randomness.
 pub(crate) fn random_hex() -> Option<[u8; 32]> {
-    let mut bytes = [0u8; 16];
-    // SAFETY: fills exactly the buffer it is given.
-    if !unsafe { pg_sys::pg_strong_random(bytes.as_mut_ptr().cast(), bytes.len()) } {
-        return None;
-    }
+    let bytes = RANDOMNESS.with_borrow_mut(|fetched| {
+        if fetched.left == 0 {
+            let all = fetched.bytes.as_flattened_mut();
+            // SAFETY: fills exactly the buffer it is given.
+            if !unsafe { pg_sys::pg_strong_random(all.as_mut_ptr().cast(), all.len()) } {
+                return None;
+            }
+            fetched.left = RANDOM_AT_ONCE;
+        }
+        fetched.left -= 1;
+        Some(fetched.bytes[fetched.left])
+    })?;
     let mut digits = [0u8; 32];
     for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
         pair[0] = b"0123456789abcdef"[usize::from(byte >> 4)];

@@ -126,7 +126,9 @@ pub(crate) fn as_extension_printing<R>(printed: Printed, body: impl FnOnce() -> 
     };
     let back = Back::remember();
     for (name, value) in settings {
-        if !is_set_to(name, value) {
+        // Most servers have one of these names for it, and setting a zone is not for nothing.
+        let is_utc = || *name == c"TimeZone" && is_set_to(name, c"Etc/UTC");
+        if !is_set_to(name, value) && !is_utc() {
             set_local(name, value);
         }
     }

@@ -51,6 +51,17 @@ pub(crate) struct Capture {
     pub(crate) sequence: String,
     /// In the order of the captured table.
     pub(crate) table_columns: Vec<Column>,
+    /// Where the written table is partitioned itself: the partitions in which a row can end up.
+    pub(crate) partitions: Vec<Partition>,
+}
+
+/// A partition that holds rows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Partition {
+    /// Schema and table, quoted where SQL needs it.
+    pub(crate) name: String,
+    /// What is true of all of its rows, as an SQL expression over the columns; its names are qualified unless they are in pg_catalog.
+    pub(crate) constraint: String,
 }
 
 const SQL: &str = "
@@ -82,6 +93,16 @@ const COLUMNS: &str = "
        and a.attrelid = $1 and a.attnum > 0 and not a.attisdropped
      order by c.attnum";
 
+/// The youngest come first: they get most of the rows. None where a partition is chosen by an expression, which may hold a user's code.
+const PARTITIONS: &str = "
+    select format('%I.%I', n.nspname, r.relname), pg_catalog.pg_get_partition_constraintdef(r.oid)
+      from pg_catalog.pg_partition_tree($1) t
+      join pg_catalog.pg_class r on r.oid = t.relid join pg_catalog.pg_namespace n on n.oid = r.relnamespace
+     where t.isleaf and r.relispartition and t.relid::oid <> $1
+       and not exists (select from pg_catalog.pg_partition_tree($1) x join pg_catalog.pg_partitioned_table p on p.partrelid = x.relid
+                        where p.partexprs is not null)
+     order by r.oid desc";
+
 fn capture(row: &Row) -> Capture {
     let text = |column| row.text(column).unwrap_or_default();
     let texts = |column| row.texts(column).unwrap_or_default();
@@ -110,6 +131,7 @@ fn capture(row: &Row) -> Capture {
         stream: text(16),
         sequence: text(17),
         table_columns: Vec::new(),
+        partitions: Vec::new(),
     }
 }
 
@@ -121,6 +143,11 @@ pub(crate) fn of(spi: &Spi, relation: pg_sys::Oid) -> Option<Capture> {
         name: row.text(0).unwrap_or_default(),
         number: row.i32(1).and_then(|it| it.try_into().ok()).unwrap_or(0),
         type_oid: row.oid(2).unwrap_or(pg_sys::InvalidOid),
+    });
+    let partitions = spi.read(PARTITIONS, &columns[..1]);
+    found.partitions = partitions.map(|row| Partition {
+        name: row.text(0).unwrap_or_default(),
+        constraint: row.text(1).unwrap_or_else(|| "true".to_owned()),
     });
     Some(found)
 }

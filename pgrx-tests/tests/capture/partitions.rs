@@ -39,7 +39,7 @@ fn the_root_is_the_source_and_the_partition_an_attribute() {
             &mut db,
             "insert into t values (1, 'a', 1), (2, 'b', 2)"
         )),
-        ["insert 1:a in -", "insert 2:b in -"]
+        ["insert 1:a in public.t_a", "insert 2:b in public.t_b"]
     );
     assert_eq!(
         placed(&after(
@@ -61,8 +61,8 @@ fn the_root_is_the_source_and_the_partition_an_attribute() {
         )),
         [
             "insert 5:c in public.t_c0",
-            "insert 6:c in -",
-            "insert 7:c in public.t_c"
+            "insert 6:c in public.t_c0",
+            "insert 7:c in public.t_c0"
         ]
     );
     db.run("create table t_rest (like t including all); insert into t_rest values (9, 'z', 9); alter table t attach partition t_rest default");
@@ -90,6 +90,53 @@ fn the_root_is_the_source_and_the_partition_an_attribute() {
     assert_eq!(
         db.one::<i64>("select count(*) from pg_trigger where tgname like 'outbox_capture%'"),
         0
+    );
+}
+
+#[test]
+fn all_kinds_of_partitions_are_named() {
+    let (_cluster, mut db) = quiet();
+    db.run(
+        "create schema evil; create type public.mood as enum ('sad', 'ok');
+         create function evil.lies(int, int) returns boolean language plpgsql as $$ begin raise 'run as %', current_user; end $$;
+         create operator evil.>= (leftarg = int, rightarg = int, function = evil.lies);
+         create table t (id int, n int, \"odd name\" mood, wide text) partition by range (n, id);
+         create table t_1 partition of t for values from (minvalue, minvalue) to (10, 0) partition by hash (id);
+         create table t_1_0 partition of t_1 for values with (modulus 2, remainder 0);
+         create table t_1_1 partition of t_1 for values with (modulus 2, remainder 1);
+         create table t_2 partition of t for values from (10, 0) to (maxvalue, maxvalue) partition by list (\"odd name\");
+         create table t_2_ok partition of t_2 for values in ('ok'); create table t_2_none partition of t_2 default;
+         select outbox.capture('t', key => '{id}', columns => '{n}')",
+    );
+    db.run("set search_path = evil, pg_catalog, public");
+    let changes = after(
+        &mut db,
+        "insert into public.t select n, n, case n % 3 when 0 then 'ok' when 1 then 'sad' end::public.mood from generate_series(1, 30) n",
+    );
+    assert_eq!(changes.len(), 30);
+    for change in changes {
+        let id = change.subject.expect("a subject");
+        let real: String = db.one(&format!("select 'public.' || relname from public.t t join pg_class c on c.oid = t.tableoid where id operator(pg_catalog.=) {id}"));
+        assert_eq!(change.headers["partition"], real, "{id}");
+    }
+    let changes = after(
+        &mut db,
+        "update public.t set n = 1, wide = '' where id operator(pg_catalog.=) 30; delete from public.t where id operator(pg_catalog.=) 29",
+    );
+    assert_eq!(changes[0].short(), "update 30");
+    assert!(
+        changes[0].headers["partition"]
+            .as_str()
+            .is_some_and(|name| name.starts_with("public.t_1_"))
+    );
+    assert_eq!(changes[1].headers["partition"], "public.t_2_none");
+    // By an expression: nobody is asked.
+    db.run("reset search_path; drop table t; create table t (id int primary key, n int) partition by range (id)");
+    db.run("drop table t; create table t (id int, n int) partition by range ((id + 1)); create table t_0 partition of t for values from (0) to (10)");
+    db.run("select outbox.capture('t')");
+    assert_eq!(
+        placed(&after(&mut db, "insert into t values (1, 1)")),
+        ["insert 1:1 in -"]
     );
 }
 
