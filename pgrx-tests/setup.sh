@@ -147,14 +147,10 @@ make_tree_wheel() {
 
 # Libraries for Python, as files: nothing is installed.
 make_python_libraries() {
-  local tree=$outbox_root/python archive
+  local tree=$outbox_root/python
   [ "$(cat "$tree/versions" 2>/dev/null)" = "${python_libraries[*]}" ] && return
-  need_packages python3 python3-pip
   say "fetching ${python_libraries[*]} into $tree"
-  rm -rf "$tree" && mkdir -p "$tree"
-  /usr/bin/python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$tree" "${python_libraries[@]}" >&2
-  for archive in "$tree"/*.whl; do /usr/bin/python3 -m zipfile -e "$archive" "$tree"; done
-  rm "$tree"/*.whl
+  fetch_wheels "$tree" "${python_libraries[@]}"
   echo "${python_libraries[*]}" >"$tree/versions"
 }
 

@@ -11,6 +11,7 @@ mod function;
 mod http;
 mod kafka;
 mod nats;
+mod remote;
 #[path = "../scene/mod.rs"]
 mod scene;
 
@@ -39,4 +40,5 @@ conforms! { http_batch: crate::http::Batch }
 conforms! { http_single: crate::http::Single }
 conforms! { nats_server: crate::nats::JetStream }
 conforms! { kafka_broker: crate::kafka::Broker { order redelivery outage_and_recovery poison hang too_large secrets config } }
+conforms! { another_postgres: crate::remote::Remote }
 conforms! { function_sink: crate::function::Function { order redelivery partial_failure outage_and_recovery poison config } }

@@ -51,9 +51,10 @@ impl Session {
             .map_err(|why| Setback::of_server(format!("the connection string {why}")))?;
         let place = parsed.place();
         let connect = connect(&parsed, target.config, &place);
-        let client = timeout(target.timeout.min(LONGEST_CONNECT), connect)
-            .await
-            .map_err(|_| Setback::of_server(format!("cannot connect to {place}: timed out")))??;
+        let within = target.timeout.min(LONGEST_CONNECT);
+        let client = timeout(within, connect).await.map_err(|_| {
+            Setback::of_server(format!("cannot connect to {place} within {within:?}"))
+        })??;
         let checkpoint = &target.config.checkpoint;
         let preparing =
             |error: &tokio_postgres::Error, what: &str| Setback::on_preparing(error, what, &place);
