@@ -189,7 +189,7 @@ outbox_setup() {
   chmod 755 "$outbox_root"/{servers,templates,run}
   ln -sfn "$outbox_root" "$checkout/target/testbed"
 
-  need_packages ca-certificates gcc g++ libc6-dev make cmake pkg-config clang libclang-dev libssl-dev zlib1g-dev
+  need_packages ca-certificates gcc g++ libc6-dev make pkg-config clang libclang-dev libssl-dev zlib1g-dev
   need_debian_server # also for its user `postgres`, who runs the servers when we are root
   need_packages postgresql-server-dev-15 ${bench:+postgresql-15-pgq3}
   need_cargo_pgrx

@@ -18,15 +18,24 @@ use rustix::process::Signal;
 
 use crate::gate::Gate;
 use crate::process::{broker_program, finish, send, spawn};
+use crate::receiver::server_config;
 use crate::testbed::{new_folder, remove_folder};
-use crate::{DEADLINE, ports, wait};
+use crate::tls_gate::TlsGate;
+use crate::{DEADLINE, Tls, ports, wait};
 
 /// A running broker on 127.0.0.1 that dies with the value, or with the process.
 pub struct Kafka {
     port: u16,
-    gate: Option<Gate>,
+    way: Way,
     folder: PathBuf,
     broker: Child,
+}
+
+/// How clients get to it.
+enum Way {
+    Straight,
+    Gate(Gate),
+    Tls(TlsGate),
 }
 
 /// What is stored in a topic.
@@ -60,16 +69,31 @@ impl ConsumerContext for Quiet {}
 impl Kafka {
     pub fn start() -> Self {
         let port = ports::free();
-        Self::launch(port, Some(Gate::to(port)))
+        Self::launch(port, Way::Gate(Gate::to(port)), &[])
     }
 
     /// A broker that clients reach without a gate: for benches.
     pub fn start_ungated() -> Self {
-        Self::launch(ports::free(), None)
+        Self::launch(ports::free(), Way::Straight, &[])
     }
 
-    fn launch(port: u16, gate: Option<Gate>) -> Self {
-        let advertised = gate.as_ref().map_or(port, Gate::port);
+    /// A broker that clients reach over TLS, with a certificate of that kind, and the file of the authority that signed it.
+    pub fn start_over_tls(tls: Tls) -> (Self, PathBuf) {
+        let (config, authority) = server_config(tls);
+        let port = ports::free();
+        let kafka = Self::launch(port, Way::Tls(TlsGate::to(port, config)), &[]);
+        let file = kafka.folder.join("ca.pem");
+        fs::write(&file, authority).expect("the broker's folder can be written");
+        (kafka, file)
+    }
+
+    /// A broker that lets in only users that it knows, and knows none.
+    pub fn start_closed() -> Self {
+        Self::launch(ports::free(), Way::Straight, &["--authentication"])
+    }
+
+    fn launch(port: u16, way: Way, options: &[&str]) -> Self {
+        let advertised = way.port().unwrap_or(port);
         let folder = new_folder("kafka");
         let log = fs::File::create(folder.join("log")).expect("the broker's folder can be written");
         let mut command = broker_program("tansu");
@@ -80,11 +104,11 @@ impl Kafka {
             "--advertised-listener-url",
             &format!("tcp://127.0.0.1:{advertised}"),
         ]);
-        command.current_dir(&folder);
+        command.args(options).current_dir(&folder);
         command.stdout(Stdio::null()).stderr(log);
         let mut kafka = Self {
             port,
-            gate,
+            way,
             broker: spawn(command).expect("setpriv runs"),
             folder,
         };
@@ -98,10 +122,7 @@ impl Kafka {
 
     /// The brokers' list for a client.
     pub fn brokers(&self) -> String {
-        format!(
-            "127.0.0.1:{}",
-            self.gate.as_ref().map_or(self.port, Gate::port)
-        )
+        format!("127.0.0.1:{}", self.way.port().unwrap_or(self.port))
     }
 
     /// The way that clients take to it.
@@ -109,7 +130,10 @@ impl Kafka {
     /// # Panics
     /// If it was started without one.
     pub fn gate(&mut self) -> &mut Gate {
-        self.gate.as_mut().expect("a broker with a gate")
+        match &mut self.way {
+            Way::Gate(gate) => gate,
+            Way::Straight | Way::Tls(_) => panic!("a broker with a gate"),
+        }
     }
 
     /// What the broker logged.
@@ -143,12 +167,12 @@ impl Kafka {
     /// Everything that a topic holds, partition by partition, in order.
     #[track_caller]
     pub fn records(&self, topic: &str) -> Vec<Record> {
-        records(&self.direct(), topic)
+        read_all(&self.consumer(), topic)
     }
 
     /// Hands over every message of a topic as it arrives, until `done` says so.
     pub fn follow(&self, topic: &str, mut done: impl FnMut(Option<&BorrowedMessage>) -> bool) {
-        let consumer = consumer(&self.direct());
+        let consumer = self.consumer();
         assign_all(&consumer, topic);
         loop {
             let over = match consumer.poll(Duration::from_millis(20)) {
@@ -161,17 +185,36 @@ impl Kafka {
         }
     }
 
-    /// Around the gate, as far as the broker lets clients.
-    fn direct(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+    fn consumer(&self) -> BaseConsumer<Quiet> {
+        let mut config = consumer_of(&self.brokers());
+        if matches!(self.way, Way::Tls(_)) {
+            // Whom the sink trusts is the question, not whom we do.
+            config.set("security.protocol", "ssl");
+            config.set("enable.ssl.certificate.verification", "false");
+        }
+        made(&config)
+    }
+}
+
+impl Way {
+    fn port(&self) -> Option<u16> {
+        match self {
+            Way::Straight => None,
+            Way::Gate(gate) => Some(gate.port()),
+            Way::Tls(gate) => Some(gate.port()),
+        }
     }
 }
 
 /// Everything that a topic of these brokers holds, partition by partition, in order.
 #[track_caller]
 pub fn records(brokers: &str, topic: &str) -> Vec<Record> {
-    let consumer = consumer(brokers);
-    let partitions = assign_all(&consumer, topic);
+    read_all(&made(&consumer_of(brokers)), topic)
+}
+
+#[track_caller]
+fn read_all(consumer: &BaseConsumer<Quiet>, topic: &str) -> Vec<Record> {
+    let partitions = assign_all(consumer, topic);
     let mut records = Vec::new();
     let mut ended = 0;
     while ended < partitions {
@@ -185,13 +228,19 @@ pub fn records(brokers: &str, topic: &str) -> Vec<Record> {
     records
 }
 
-fn consumer(brokers: &str) -> BaseConsumer<Quiet> {
-    ClientConfig::new()
+fn consumer_of(brokers: &str) -> ClientConfig {
+    let mut config = ClientConfig::new();
+    config
         .set("bootstrap.servers", brokers)
         .set("group.id", "tests")
         .set("enable.auto.commit", "false")
         .set("enable.partition.eof", "true")
-        .set("fetch.wait.max.ms", "10")
+        .set("fetch.wait.max.ms", "10");
+    config
+}
+
+fn made(config: &ClientConfig) -> BaseConsumer<Quiet> {
+    config
         .create_with_context(Quiet)
         .expect("a consumer can be made")
 }

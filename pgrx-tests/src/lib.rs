@@ -26,6 +26,7 @@ mod ports;
 mod process;
 pub mod receiver;
 mod testbed;
+mod tls_gate;
 mod wait;
 
 pub use client::{Refusal, Sql};

@@ -5,7 +5,7 @@ mod scene;
 
 use std::collections::HashMap;
 
-use outbox_tests::{Cluster, Kafka, Record, Sql};
+use outbox_tests::{Cluster, Kafka, Record, Sql, Tls};
 use postgres::Client;
 use scene::{assert_clear, emit, ids, quick, quoted, status, until_dead, until_idle, until_status};
 use serde_json::{Value, json};
@@ -228,4 +228,63 @@ fn a_broker_that_is_not_there_is_said_to_be_so() {
     broker.gate().open();
     until_delivered(&mut db, 3);
     assert_eq!(status(&mut db, "log").dead_letters, 0);
+}
+
+/// A broker behind TLS, and a sink that trusts its authority, if that is what its certificate says.
+fn over_tls(tls: Tls, trusting: bool) -> (Kafka, Cluster, Client) {
+    let (broker, ca_file) = Kafka::start_over_tls(tls);
+    broker.create_topic(NUMBERED, 3);
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let mut config = json!({"timeout_ms": 2000, "properties": {"security.protocol": "SSL"}});
+    if trusting {
+        config["ca_file"] = json!(ca_file);
+    }
+    kafka_sink(&mut db, &broker, config, "");
+    emit(&mut db, 1..=3);
+    (broker, cluster, db)
+}
+
+#[test]
+fn over_tls_with_a_certificate_that_is_trusted() {
+    let (broker, _cluster, mut db) = over_tls(Tls::Good, true);
+    until_delivered(&mut db, 3);
+    assert_eq!(sorted_ids(&broker.records(NUMBERED)), ids(1..=3));
+}
+
+#[test]
+fn certificates_that_are_not_trusted() {
+    for (tls, trusting) in [
+        (Tls::Good, false),
+        (Tls::Expired, true),
+        (Tls::WrongHost, true),
+    ] {
+        let (broker, _cluster, mut db) = over_tls(tls, trusting);
+        let seen = until_status(&mut db, "log", "in trouble", |status| status.attempts >= 2);
+        let error = seen.last_error.expect("it says why");
+        assert_clear(&error);
+        assert!(error.contains("certificate verify failed"), "{error}");
+        assert_eq!(seen.dead_letters, 0);
+        assert!(broker.records(NUMBERED).is_empty());
+    }
+}
+
+#[test]
+fn a_login_that_is_refused_is_said_and_its_password_is_not() {
+    let broker = Kafka::start_closed();
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run("select outbox.set_secret('kafka', array['first-4711', 'second-4711'])");
+    let properties = json!({
+        "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "nobody",
+    });
+    let config = json!({"timeout_ms": 3000, "secret": "kafka", "properties": properties});
+    kafka_sink(&mut db, &broker, config, "");
+    emit(&mut db, 1..=3);
+    let seen = until_status(&mut db, "log", "in trouble", |status| status.attempts >= 3);
+    let error = seen.last_error.expect("it says why");
+    assert_clear(&error);
+    assert!(error.to_lowercase().contains("sasl"), "{error}");
+    assert!(!error.contains("4711"), "{error}");
+    assert_eq!((seen.delivered, seen.dead_letters), (0, 0));
 }

@@ -490,3 +490,71 @@ fn certificates_that_are_not_trusted() {
         assert_eq!(server.count("EVENTS"), 0);
     }
 }
+
+/// A JWT as NATS signs them, of `subject` by `issuer`.
+fn signed(issuer: &nkeys::KeyPair, subject: &nkeys::KeyPair, claims: Value) -> String {
+    use base64::Engine;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    let body = json!({
+        "jti": subject.public_key(), "iat": 1_700_000_000, "name": "tests",
+        "iss": issuer.public_key(), "sub": subject.public_key(), "nats": claims,
+    });
+    let header = json!({"typ": "JWT", "alg": "ed25519-nkey"});
+    let encoded = |json: &Value| URL_SAFE_NO_PAD.encode(json.to_string());
+    let text = format!("{}.{}", encoded(&header), encoded(&body));
+    let signature = issuer.sign(text.as_bytes()).expect("the key has its seed");
+    format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature))
+}
+
+#[test]
+fn credentials_let_in() {
+    use nkeys::KeyPair;
+    let (operator, user) = (KeyPair::new_operator(), KeyPair::new_user());
+    let (account, system) = (KeyPair::new_account(), KeyPair::new_account());
+    let unlimited = json!({
+        "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1, "leaf": -1,
+        "mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1,
+    });
+    let accounts = json!({"type": "account", "version": 2, "limits": unlimited});
+    let users = json!({"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1, "pub": {}, "sub": {}});
+    let user_jwt = signed(&account, &user, users);
+    let seed = user.seed().expect("the key has its seed");
+    let credentials = format!(
+        "-----BEGIN NATS USER JWT-----\n{user_jwt}\n------END NATS USER JWT------\n\n\
+         -----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    );
+    // JetStream wants an account for the system beside those that use it.
+    let of_system = json!({"type": "account", "version": 2, "limits": {"conn": -1, "subs": -1, "data": -1, "payload": -1}});
+    let configuration = format!(
+        "operator: {}\nresolver: MEMORY\nsystem_account: {}\nresolver_preload: {{ {}: {}, {}: {} }}",
+        signed(
+            &operator,
+            &operator,
+            json!({"type": "operator", "version": 2})
+        ),
+        system.public_key(),
+        account.public_key(),
+        signed(&operator, &account, accounts),
+        system.public_key(),
+        signed(&operator, &system, of_system),
+    );
+    let text = credentials.clone();
+    let options = move || ConnectOptions::with_credentials(&text).expect("they can be read");
+    let server = Nats::start_with(&configuration, &[], options);
+    server.create_stream("EVENTS", &["test.>"]);
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    nats_sink(
+        &mut db,
+        &server,
+        json!({"auth": "credentials", "secret": "nats"}),
+        "",
+    );
+    db.run(&format!(
+        "select outbox.set_secret('nats', array[{}])",
+        quoted(&credentials)
+    ));
+    emit(&mut db, 1..=3);
+    until_status(&mut db, "js", "through", |status| status.delivered == 3);
+    assert_eq!(stored_ids(&server), ids(1..=3));
+}

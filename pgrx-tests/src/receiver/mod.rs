@@ -22,6 +22,7 @@ use rustls::ServerConfig;
 pub use event::Event;
 pub use reply::Reply;
 pub use request::Request;
+pub(crate) use tls::server_config;
 pub use tls::{Certificate, Tls};
 
 use crate::testbed::{new_folder, remove_folder};
@@ -77,7 +78,7 @@ impl Builder {
 
     /// Starts it on a free port.
     pub fn start(self) -> Receiver {
-        let (tls, ca) = self.tls.map(tls::server_config).unzip();
+        let (tls, ca) = self.tls.map(server_config).unzip();
         let listener = ports::listen();
         let state = State {
             script: Arc::new(|_| Reply::ok()),

@@ -42,7 +42,7 @@ impl Certificate {
 }
 
 /// The server's side of TLS, and the authority's certificate in PEM.
-pub(super) fn server_config(tls: Tls) -> (Arc<ServerConfig>, String) {
+pub(crate) fn server_config(tls: Tls) -> (Arc<ServerConfig>, String) {
     let (certificate, key, authority) = make(tls);
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))

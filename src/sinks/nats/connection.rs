@@ -121,6 +121,12 @@ impl Connection {
                 Some(Said::Error(text)) => {
                     return Err(Why::Refused(String::from_utf8_lossy(text).into_owned()));
                 }
+                // Whoever has logged in may be allowed less than others.
+                Some(Said::Info(json)) => {
+                    if let Ok(info) = serde_json::from_slice::<Info>(json) {
+                        self.largest = info.max_payload;
+                    }
+                }
                 Some(_) => {}
                 None => self.read().await.map_err(Why::Lost)?,
             }
