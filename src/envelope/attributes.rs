@@ -67,6 +67,7 @@ mod tests {
             payload: Some("{}".into()),
             headers: Some(r#"{"X-Trace": "a\nb", "n": 1.50, "on": true, "list": ["x"], "none": null, "id": "no"}"#.into()),
             part: Some(Part { index: 1, count: 2 }),
+            is_record: false,
         };
         assert_eq!(
             all(&event),

@@ -42,6 +42,11 @@ impl Writer {
             headers = std::mem::take(&mut headers).insert(header);
         };
         let value = match self.mode {
+            // It has a form of its own, whatever the mode.
+            _ if event.is_record => {
+                add("content-type", "application/json");
+                event.payload.as_deref().map(str::as_bytes)
+            }
             Mode::Structured => {
                 add("content-type", "application/cloudevents+json");
                 self.body.clear();
@@ -132,6 +137,20 @@ mod tests {
         let message = writer.write(&event);
         assert_eq!(message.value, None);
         assert_eq!(headers(&message)[0], "ce_specversion=1.0");
+    }
+
+    #[test]
+    fn a_record_of_the_audit_trail_is_sent_as_it_is() {
+        for mode in [Mode::Binary, Mode::Structured] {
+            let mut writer = Writer::new(mode);
+            let record = Event {
+                is_record: true,
+                ..event(Some("{\"n\": 1}"))
+            };
+            let message = writer.write(&record);
+            assert_eq!(message.value, Some(&b"{\"n\": 1}"[..]));
+            assert_eq!(headers(&message), ["content-type=application/json"]);
+        }
     }
 
     #[test]

@@ -16,18 +16,22 @@ const STREAM: &str = "Nats-Expected-Stream";
 /// How events are published: the same for all of them.
 pub(super) struct Route {
     template: Option<Template>,
-    /// The headers behind the id, and the line that ends them.
-    headers: Vec<u8>,
+    /// The headers behind the id, and the line that ends them: of an event, and of a record of the audit trail, which has a
+    /// form of its own.
+    event: Vec<u8>,
+    record: Vec<u8>,
 }
 
 impl Route {
     pub(super) fn new(template: Option<Template>, stream: Option<&str>) -> Self {
-        let mut headers = b"\r\ncontent-type: application/cloudevents+json\r\n".to_vec();
-        if let Some(stream) = stream {
-            headers.extend_from_slice(format!("{STREAM}: {stream}\r\n").as_bytes());
+        let stream = stream.map(|name| format!("{STREAM}: {name}\r\n"));
+        let stream = stream.unwrap_or_default();
+        let headers = |form: &str| format!("\r\ncontent-type: {form}\r\n{stream}\r\n").into_bytes();
+        Self {
+            event: headers("application/cloudevents+json"),
+            record: headers("application/json"),
+            template,
         }
-        headers.extend_from_slice(b"\r\n");
-        Self { template, headers }
     }
 
     /// Appends the subject of an event.
@@ -82,7 +86,11 @@ impl Writer {
         write_cloudevent(event, &mut self.body);
         let id = visible(&event.id);
         let first = "NATS/1.0\r\n".len() + ID.len() + 2;
-        let headers = first + id.len() + route.headers.len();
+        let rest = match event.is_record {
+            true => &route.record,
+            false => &route.event,
+        };
+        let headers = first + id.len() + rest.len();
         let total = headers + self.body.len();
         if total > largest {
             return Err(format!(
@@ -97,7 +105,7 @@ impl Writer {
             "HPUB {} {inbox}.{number} {headers} {total}\r\nNATS/1.0\r\n{ID}: {id}",
             self.subject
         );
-        out.extend_from_slice(&route.headers);
+        out.extend_from_slice(rest);
         out.extend_from_slice(&self.body);
         out.extend_from_slice(b"\r\n");
         Ok(())
