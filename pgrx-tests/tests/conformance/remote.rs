@@ -98,8 +98,6 @@ impl Destination for Remote {
     }
 
     fn welcome(&mut self, _db: &mut Client) {
-        self.server
-            .connect()
-            .run("drop trigger not_yet on arrived");
+        self.server.connect().run("drop trigger not_yet on arrived");
     }
 }
