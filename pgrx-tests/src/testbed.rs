@@ -30,7 +30,7 @@ pub(crate) fn root() -> &'static Path {
 }
 
 /// A program of the server of that major version.
-pub(crate) fn program(major: u32, name: &str) -> PathBuf {
+pub fn program(major: u32, name: &str) -> PathBuf {
     let path = root().join(format!("servers/{major}/bin/{name}"));
     assert!(
         path.exists(),
@@ -49,6 +49,12 @@ pub fn python_libraries() -> PathBuf {
         path.display()
     );
     path
+}
+
+/// Where `setup.sh`, or Debian, put libraries for Node: a `NODE_PATH`.
+pub fn node_libraries() -> String {
+    let ours = root().join("node/node_modules");
+    format!("{}:/usr/share/nodejs", ours.display())
 }
 
 /// A new, empty folder for one cluster or receiver, that the server's user may enter. `setup.sh` sweeps up what

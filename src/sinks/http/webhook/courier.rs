@@ -214,7 +214,7 @@ mod tests {
         for host in [
             "127.0.0.1",
             "localhost",
-            "LOCALHOST.",
+            "LOCALHOST",
             "[::ffff:127.0.0.1]",
             "0x7f.1",
             "2130706433",
