@@ -112,10 +112,10 @@ begin
             using errcode = '22023', detail = 'A stream name is 1 to 40 of a-z, 0-9 and _, and does not begin with a digit.',
                   hint = 'For example: select outbox.create_stream(''billing'')';
     end if;
-    if exists (select from outbox.streams s where s.name = create_stream.name) then
+    if exists (select from outbox.streams s where s.name = create_stream.name and s.shape = 'events') then
         raise exception 'stream "%" exists already', name using errcode = '42710';
     end if;
-    if to_regclass(format('outbox.%I', name)) is not null then
+    if name = 'audit' or to_regclass(format('outbox.%I', name)) is not null then
         raise exception 'stream name "%" is reserved', name
             using errcode = '22023', detail = 'A relation of the extension has this name.', hint = 'Choose another name.';
     end if;

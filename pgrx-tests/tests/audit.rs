@@ -197,7 +197,7 @@ fn bad_records_and_wrong_doors_are_refused() {
         ("select outbox.audit('', 'team')", "22023"),
         ("select outbox.audit('a', '')", "22023"),
         ("select outbox.emit('a', stream => 'audit')", "22023"),
-        ("select outbox.create_stream('audit')", "42710"),
+        ("select outbox.create_stream('audit')", "22023"),
         ("select outbox.drop_stream('audit')", "22023"),
         (
             "select outbox.create_sink('s', 'pull', stream => 'audit', \"grouping\" => 'transaction')",

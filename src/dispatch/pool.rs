@@ -139,12 +139,18 @@ impl Pool {
     /// What is to be delivered now: from then on it is under way, until it has [`finished`](Self::finished).
     pub fn start(&mut self, now: Time) -> Vec<i64> {
         let (mut fresh, mut slow) = self.counted(now);
-        let turn = std::mem::take(&mut self.turn);
-        let behind = |name: &&String| **name > turn;
-        let (first, second): (Vec<_>, Vec<_>) = self.endpoints.keys().partition(behind);
-        let order: Vec<String> = first.into_iter().chain(second).cloned().collect();
+        let is_due =
+            |endpoint: &Endpoint| endpoint.due(self.limits.each).is_some_and(|due| due <= now);
+        let due = self
+            .endpoints
+            .iter()
+            .filter(|(_, endpoint)| is_due(endpoint));
+        // Those behind the one that had its turn last come first.
+        let (first, second): (Vec<_>, Vec<_>) = due
+            .map(|(name, _)| name.clone())
+            .partition(|name| *name > self.turn);
+        let order: Vec<String> = first.into_iter().chain(second).collect();
         let mut started = Vec::new();
-        self.turn = turn;
         loop {
             let before = started.len();
             for name in &order {
