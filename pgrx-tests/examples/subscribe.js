@@ -2,14 +2,15 @@
 const { Client } = require('pg');
 
 const TOPICS = ['reservation.*'];
+let after; // the position up to which everything has been handled
 
 /** The last position that can be read now. */
 async function tail(db) {
   return (await db.query("select coalesce(outbox.tail(), '0:0') as position")).rows[0].position;
 }
 
-/** Handles what has come behind a position. Returns the position to go on from. */
-async function catchUp(db, after) {
+/** Handles what has come since. */
+async function catchUp(db) {
   for (;;) {
     const end = await tail(db); // asked for first: up to there, nothing can be missed
     const { rows } = await db.query(
@@ -18,31 +19,38 @@ async function catchUp(db, after) {
       console.log(event.topic, event.payload.n);
       after = event.position;
     }
-    if (rows.length === 0) return end !== '0:0' ? end : after;
+    if (rows.length === 0) {
+      if (end !== '0:0') after = end;
+      return;
+    }
   }
 }
 
-async function subscribe(db, after) {
-  let wake = () => {};
+async function subscribe(db) {
+  let told = false;
   let lost;
-  db.on('notification', () => wake());
+  let wake = () => {};
+  db.on('notification', () => { told = true; wake(); });
   db.on('error', (error) => { lost = error; wake(); });
   await db.connect();
   await db.query('listen outbox'); // before the first look, so that nothing falls in between
-  after.position ??= await tail(db); // from now on; after a reconnect, from where it was
-  while (!lost) {
-    const woken = new Promise((resolve) => { wake = resolve; setTimeout(resolve, 30_000).unref(); });
-    after.position = await catchUp(db, after.position);
-    if (!lost) await woken;
+  after ??= await tail(db); // from now on; after a reconnect, from where it was
+  for (;;) {
+    told = false;
+    await catchUp(db);
+    if (lost) throw lost;
+    if (told) continue;
+    await new Promise((resolve) => {
+      const timer = setTimeout(resolve, 30_000);
+      wake = () => { clearTimeout(timer); resolve(); };
+    });
   }
-  throw lost;
 }
 
 (async () => {
-  const after = {};
   for (;;) {
     const db = new Client({ connectionString: process.argv[2] });
-    await subscribe(db, after).catch((error) => console.error('reconnecting:', error.message));
+    await subscribe(db).catch((error) => console.error('reconnecting:', error.message));
     await db.end().catch(() => {});
     await new Promise((resolve) => setTimeout(resolve, 1000));
   }

@@ -68,7 +68,7 @@ fn until_fanned_out(db: &mut Client) {
     );
     until("the fan-out", || {
         db.one::<bool>(&format!(
-            "select coalesce(pg_visible_in_snapshot(split_part('{mark}', ':', 1)::xid8, upto) and at_seq = 9223372036854775807, false)
+            "select pg_visible_in_snapshot(split_part('{mark}', ':', 1)::xid8, upto) and at_seq >= split_part('{mark}', ':', 2)::bigint
                from outbox.cursors where name = 'webhooks:outbox'"
         ))
         .then_some(())

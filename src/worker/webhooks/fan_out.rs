@@ -108,6 +108,11 @@ impl FanOut {
         let page = events::read(spi, stream, &place, PAGE, &want);
         place.mark = page.end;
         self.greatest = self.greatest.max(page.greatest);
+        if page.looked_at == 0 {
+            // Nothing to save: to pass it again costs nothing.
+            self.place = Some(place);
+            return Vec::new();
+        }
         let written = deliver(spi, &self.name, &page.found);
         let pair = cursors::pair_of(&place, Some(self.greatest));
         let count = u64::try_from(written.len()).unwrap_or(0);

@@ -43,7 +43,7 @@ pub(super) struct Webhooks {
     records: Vec<Record>,
     /// Everything is to be looked at again: webhooks were made or changed.
     look: bool,
-    /// There are webhooks, or have been.
+    /// There are webhooks.
     any: bool,
     not_before: Instant,
     next_pruning: Instant,
@@ -73,7 +73,7 @@ impl Webhooks {
             under_way: BTreeMap::new(),
             records: Vec::new(),
             look: true,
-            any: true,
+            any: false,
             not_before: Instant::now(),
             next_pruning: Instant::now() + PRUNING,
         }
@@ -202,7 +202,7 @@ impl Webhooks {
 
     fn look_at_all(&mut self, spi: &Spi) {
         let streams = webhooks::streams(spi);
-        self.any |= !streams.is_empty();
+        self.any = !streams.is_empty();
         self.fan_outs.retain(|name, _| streams.contains(name));
         for name in streams {
             self.fan_outs
