@@ -131,7 +131,7 @@ fn an_endpoint_that_only_fails_for_long_is_disabled_and_says_why() {
 
 #[test]
 fn finished_deliveries_go_after_a_while() {
-    let (cluster, mut db) = started();
+    let (_cluster, mut db) = started();
     let receiver = Receiver::start();
     webhook(&mut db, "acme", &receiver, "");
     emit(&mut db, "acme", "a", 1..=3);
