@@ -12,6 +12,7 @@ create table outbox.captures (
     topic         text check (topic <> ''),
     stream        text not null,
     replicated    boolean not null default false,
+    mapping       jsonb,
     enabled       boolean not null default true,
     owner         regrole not null,
     created_at    timestamptz not null default now(),
@@ -23,6 +24,8 @@ comment on column outbox.captures.columns is 'columns that events may show, besi
 comment on column outbox.captures.key is 'columns whose values make the subject; null for the primary key';
 comment on column outbox.captures.owner is 'the role that supplied the condition: it runs as this role';
 comment on column outbox.captures.replicated is 'whether rows that logical replication applies are captured, too';
+
+comment on column outbox.captures.mapping is 'for a table adopted as a stream: which of its columns makes which of an event';
 
 -- The triggers. What they call is in src/capture/.
 create function outbox.capture_begin() returns trigger
@@ -40,6 +43,10 @@ comment on function outbox.exact("any") is
 create function outbox.printed(value "any") returns text
     language c stable strict parallel safe as 'MODULE_PATHNAME', 'printed_wrapper';
 comment on function outbox.printed("any") is 'a value as its type prints it';
+
+create function outbox.read_json(value text) returns jsonb
+    language c stable strict parallel safe as 'MODULE_PATHNAME', 'read_json_wrapper';
+comment on function outbox.read_json(text) is 'the jsonb that a text says, or the text as a string where it says none';
 
 create function outbox.forget_relation(relation oid) returns void
     language c volatile strict as 'MODULE_PATHNAME', 'forget_relation_wrapper';

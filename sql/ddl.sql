@@ -7,18 +7,24 @@ create function outbox.follow_drop() returns event_trigger
     language c as 'MODULE_PATHNAME', 'follow_drop_wrapper';
 comment on function outbox.follow_drop() is 'event trigger: looks at what captured tables have lost';
 
+-- Columns without which a capture cannot go on.
+create function outbox.needed_columns(c outbox.captures) returns text[]
+    language sql immutable set search_path = pg_catalog, outbox, pg_temp
+    return array_remove(c.key || c.tenant_column || array(select m.value from jsonb_each_text(c.mapping) m), null);
+
 -- A column of a captured table has another name now: the one that is not there any more was it.
 create function outbox.rename_column(c outbox.captures, new_name text) returns outbox.captures
     language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
 declare
     gone text[] := array(
-        select distinct n from unnest(c.columns || c.redact || c.key || c.tenant_column) n where n <> all (outbox.columns_of(c.relation)));
+        select distinct n from unnest(c.columns || c.redact || outbox.needed_columns(c)) n where n <> all (outbox.columns_of(c.relation)));
 begin
     if new_name is not null and cardinality(gone) = 1 then
         c.columns := array_replace(c.columns, gone[1], new_name);
         c.redact := array_replace(c.redact, gone[1], new_name);
         c.key := array_replace(c.key, gone[1], new_name);
         c.tenant_column := case when c.tenant_column = gone[1] then new_name else c.tenant_column end;
+        c.mapping := (select jsonb_object_agg(m.key, case when m.value = gone[1] then new_name else m.value end) from jsonb_each_text(c.mapping) m);
     end if;
     -- What was to be kept out has gone by itself.
     c.redact := nullif(array(select n from unnest(c.redact) n where n = any (outbox.columns_of(c.relation))), '{}');
@@ -32,15 +38,17 @@ declare
     problem text;
 begin
     c := outbox.rename_column(c, new_name);
-    select quote_ident(n) into gone from unnest(c.columns || c.key || c.tenant_column) n
+    select quote_ident(n) into gone from unnest(c.columns || outbox.needed_columns(c)) n
      where n <> all (outbox.columns_of(c.relation)) limit 1;
     if found then
         raise exception 'column % of table % is captured', gone, c.relation
             using errcode = '2BP01', detail = 'The capture of the table names it.',
                   hint = 'First change the capture with outbox.alter_capture, or end it with outbox.uncapture.';
     end if;
-    update outbox.captures o set columns = c.columns, redact = c.redact, key = c.key, tenant_column = c.tenant_column
-     where o.relation = c.relation and (o.columns, o.redact, o.key, o.tenant_column) is distinct from (c.columns, c.redact, c.key, c.tenant_column);
+    update outbox.captures o
+       set columns = c.columns, redact = c.redact, key = c.key, tenant_column = c.tenant_column, mapping = c.mapping
+     where o.relation = c.relation
+       and (o.columns, o.redact, o.key, o.tenant_column, o.mapping) is distinct from (c.columns, c.redact, c.key, c.tenant_column, c.mapping);
     perform outbox.arrange_triggers(c);
     begin
         perform outbox.try_capture(c.relation);
@@ -50,6 +58,39 @@ begin
             using errcode = '2BP01', detail = problem,
                   hint = 'First change the capture with outbox.alter_capture, or end it with outbox.uncapture.';
     end;
+end $$;
+
+-- Where word of changed tables goes.
+create table outbox.ddl_captures (
+    stream text primary key
+);
+comment on table outbox.ddl_captures is 'streams that get an event when a captured table is created, altered or dropped: see outbox.capture_ddl';
+
+create function outbox.capture_ddl(enabled boolean default true, stream text default 'outbox') returns void
+    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    if (outbox.stream_named(stream)).shape <> 'events' then
+        raise exception 'stream "%" takes no events', stream using errcode = '22023', detail = 'It holds records of a form of their own.';
+    elsif enabled then
+        insert into outbox.ddl_captures values (stream) on conflict do nothing;
+    else
+        delete from outbox.ddl_captures d where d.stream = capture_ddl.stream;
+    end if;
+end $$;
+comment on function outbox.capture_ddl(boolean, text) is
+    'from now on an event of topic <prefix>.<schema>.<table>.<kind> tells of each CREATE, ALTER and DROP of captured tables and their partitions; '
+    'its payload is schema, table and kind, never the statement. Errors: 42704 for an unknown stream';
+
+create function outbox.tell_ddl(schema text, "table" text, kind text) returns void
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    s outbox.streams;
+begin
+    for s in select t.* from outbox.ddl_captures d join outbox.streams t on t.name = d.stream loop
+        execute format('insert into %s (topic, source, payload) values ($1, $2, $3)', s.relation)
+          using concat_ws('.', coalesce(current_setting('outbox.topic_prefix', true), 'outbox'), schema, "table", kind), format('%I.%I', schema, "table"),
+                jsonb_build_object('schema', schema, 'table', "table", 'kind', kind);
+    end loop;
 end $$;
 
 create function outbox.settle_after_ddl() returns void
@@ -71,6 +112,10 @@ begin
          where d.classid = 'pg_class'::regclass and d.objid = c.relation and d.objsubid > 0;
         perform outbox.settle_capture(c, renamed);
     end loop;
+    perform outbox.tell_ddl(d.schema_name, r.relname, lower(split_part(d.command_tag, ' ', 1)))
+       from (select distinct x.objid, x.schema_name, x.command_tag from pg_event_trigger_ddl_commands() x where x.classid = 'pg_class'::regclass) d
+       join pg_class r on r.oid = d.objid
+      where r.relkind in ('r', 'p') and exists (select from outbox.captures o where o.relation in (select outbox.lineage_of(d.objid)));
     -- What has left a captured table is captured no more.
     for stray in
         select distinct t.tgrelid from pg_trigger t
@@ -86,6 +131,13 @@ create function outbox.settle_after_drop() returns void
 declare
     c outbox.captures;
 begin
+    -- Of a table that is gone, only its triggers still say that it was captured.
+    perform outbox.tell_ddl(d.schema_name, d.object_name, 'drop')
+       from pg_event_trigger_dropped_objects() d
+      where d.object_type = 'table' and d.address_names || 'outbox_capture_begin'::text in (
+            select t.address_names from pg_event_trigger_dropped_objects() t where t.object_type = 'trigger');
+    delete from outbox.backfills b where b.relation in (
+        select d.objid from pg_event_trigger_dropped_objects() d where d.classid = 'pg_class'::regclass and d.objsubid = 0);
     delete from outbox.captures o where o.relation in (
         select d.objid from pg_event_trigger_dropped_objects() d where d.classid = 'pg_class'::regclass and d.objsubid = 0);
     for c in

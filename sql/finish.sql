@@ -25,6 +25,9 @@ select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.sinks'
 select pg_catalog.pg_extension_config_dump('outbox.sink_health', '');
 select pg_catalog.pg_extension_config_dump('outbox.dead_letters', '');
 select pg_catalog.pg_extension_config_dump('outbox.captures', '');
+select pg_catalog.pg_extension_config_dump('outbox.ddl_captures', '');
+select pg_catalog.pg_extension_config_dump('outbox.backfills', '');
+select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.backfills', 'id'), '');
 select pg_catalog.pg_extension_config_dump('outbox.audit_events', '');
 select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.audit_events', 'seq'), '');
 select pg_catalog.pg_extension_config_dump('outbox.audit_chain', 'where n > 0');

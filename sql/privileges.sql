@@ -43,7 +43,7 @@ begin
         -- With the type one makes functions that take events.
         return next 'usage on type outbox.event';
         return query select 'select on table outbox.' || t from unnest(array[
-            'status', 'sinks', 'cursors', 'dead_letters', 'streams', 'sink_health', 'captures', 'usage_windows', 'usage_dead_letters',
+            'status', 'sinks', 'cursors', 'dead_letters', 'streams', 'sink_health', 'captures', 'backfills', 'backfill_status', 'usage_windows', 'usage_dead_letters',
             'usage_recorder']) t;
         return next 'usage on type outbox.usage_window';
         return query select 'execute on function outbox.' || f from unnest(array[
@@ -53,7 +53,8 @@ begin
             'pause_sink(text)', 'resume_sink(text)', 'drop_sink(text)', 'redeliver(text, text)', 'discard(text, text)',
             'capture(regclass, text[], text, text[], text[], text[], text, text, text, text, boolean)',
             'alter_capture(regclass, text[], text, text[], text[], text[], text, text, text, text, boolean)',
-            'uncapture(regclass)', 'pause_capture(regclass)', 'resume_capture(regclass)', 'check_captures()',
+            'adopt_stream(text, regclass, jsonb)', 'backfill(regclass, text, text, int)', 'backfill_chunk(bigint)', 'stop_backfill(bigint)',
+            'capture_ddl(boolean, text)', 'uncapture(regclass)', 'pause_capture(regclass)', 'resume_capture(regclass)', 'check_captures()',
             'create_stream(text)', 'drop_stream(text)', 'verify_audit(text)', 'set_usage_recorder(regprocedure)', 'tick_usage()',
             'format_position(xid8, bigint, text)', 'parse_position(text)']) f;
         return query select outbox.tenant_parts();

@@ -57,7 +57,13 @@ extension_sql_file!(
     name = "capture",
     requires = ["webhooks"]
 );
-extension_sql_file!("../sql/ddl.sql", name = "ddl", requires = ["capture"]);
+extension_sql_file!("../sql/adopt.sql", name = "adopt", requires = ["capture"]);
+extension_sql_file!(
+    "../sql/backfill.sql",
+    name = "backfill",
+    requires = ["adopt"]
+);
+extension_sql_file!("../sql/ddl.sql", name = "ddl", requires = ["backfill"]);
 extension_sql_file!(
     "../sql/privileges.sql",
     name = "privileges",

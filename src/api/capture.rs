@@ -1,9 +1,12 @@
 //! outbox.capture and what goes with it: arguments and rights; what triggers call.
 
+use std::cell::Cell;
+
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+use crate::capture::backfill::{self, Taken};
 use crate::capture::run;
 use crate::pg::call::{Arguments, Text};
 use crate::pg::error::{Complaint, OrRaise};
@@ -39,6 +42,7 @@ fn alter_capture(call: pg_sys::FunctionCallInfo) {
 }
 
 fn put(args: Arguments, function: &str) {
+    let _busy = Busy::begin();
     let caller = security::current_role();
     let Some(relation) = args.oid(argument::RELATION) else {
         Complaint::bad_argument("a capture needs a table")
@@ -75,19 +79,114 @@ fn put(args: Arguments, function: &str) {
             spi.write(&sql, &values);
         });
     });
-    let tried = transaction::nested(|| try_statements(relation));
-    match tried {
-        Ok(()) => {}
-        Err(error) if error.code == PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE => {
-            Complaint::denied(error.message).raise()
-        }
-        Err(error) => Complaint::bad_argument(
-            "the condition is not an SQL boolean expression over new and old",
-        )
-        .detail(error.message.replace(char::is_control, " "))
-        .hint("For example: new.total > 100 and old.state is distinct from new.state. Names outside pg_catalog need their schema.")
-        .raise(),
+    if let Err(problem) = tried(relation) {
+        problem
+            .hint("For example: new.total > 100 and old.state is distinct from new.state. Names outside pg_catalog need their schema.")
+            .raise();
     }
+}
+
+/// What is wrong with the statements that a capture comes to.
+fn tried(relation: pg_sys::Oid) -> Result<(), Complaint> {
+    transaction::nested(|| try_statements(relation)).map_err(|error| {
+        if error.code == PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE {
+            return Complaint::denied(error.message);
+        }
+        Complaint::bad_argument("the condition is not an SQL boolean expression over new and old")
+            .detail(error.message.replace(char::is_control, " "))
+    })
+}
+
+#[pg_extern(sql = false)]
+fn adopt_stream(call: pg_sys::FunctionCallInfo) {
+    let caller = security::current_role();
+    let args = Arguments::of(call);
+    let Some(relation) = args.oid(1) else {
+        Complaint::bad_argument("an adopted stream needs a table")
+            .detail("The relation is null.")
+            .raise()
+    };
+    as_extension(|| {
+        connected(|spi| {
+            let values = [
+                Arg::Oid(Some(caller)),
+                Arg::RawText(args.raw(0)),
+                Arg::Oid(Some(relation)),
+                Arg::RawJson(args.raw(2)),
+            ];
+            spi.write("select outbox.adopt($1, $2, $3, $4)", &values);
+        });
+    });
+    if let Err(problem) = tried(relation) {
+        Complaint {
+            message: "the columns of the table do not fit those of an event".to_owned(),
+            ..problem
+        }
+        .hint("Map other columns, or none: columns => '{\"time\": null}'")
+        .raise();
+    }
+}
+
+#[pg_extern(sql = false)]
+fn backfill(call: pg_sys::FunctionCallInfo) -> i64 {
+    let caller = security::current_role();
+    let args = Arguments::of(call);
+    let condition = args.text(2).filter(|condition| !condition.is_empty());
+    let id = as_extension(|| {
+        connected(|spi| {
+            let chunk_size = args.i32(3);
+            let values = [
+                Arg::Oid(Some(caller)),
+                Arg::Oid(args.oid(0)),
+                Arg::RawText(args.raw(1)),
+                Arg::RawText(args.raw(2)),
+                Arg::I32(chunk_size),
+            ];
+            spi.write("select outbox.start_backfill($1, $2, $3, $4, $5)", &values)
+                .first(|row| row.i64(0))
+                .flatten()
+                .unwrap_or(0)
+        })
+    });
+    let tried = transaction::nested(|| {
+        let relation = args.oid(0)?;
+        let capture = captured(relation)?;
+        if let Some(condition) = &condition {
+            expression::check(condition).or_raise();
+        }
+        let capture = captures::Capture {
+            condition,
+            owner: caller,
+            ..capture
+        };
+        run::try_out(&capture, Operation::Snapshot).or_raise();
+        Some(())
+    });
+    if let Err(error) = tried {
+        Complaint::bad_argument("the condition is not an SQL boolean expression over new")
+            .detail(error.message.replace(char::is_control, " "))
+            .hint("For example: new.total > 100. Names outside pg_catalog need their schema.")
+            .raise();
+    }
+    id
+}
+
+#[pg_extern(sql = false)]
+fn backfill_chunk(call: pg_sys::FunctionCallInfo) -> Text {
+    let id = Arguments::of(call)
+        .raw(0)
+        .map_or(0, |datum| datum.value() as i64);
+    Text::new(match backfill::chunk(id) {
+        Taken::Chunk => "taken",
+        Taken::Last => "done",
+        Taken::Waiting => "waiting",
+        Taken::Nothing => "nothing",
+    })
+}
+
+#[pg_extern(sql = false)]
+fn read_json(call: pg_sys::FunctionCallInfo) -> Text {
+    Text::of_datum(values::read_text(Arguments::of(call).any(0)))
 }
 
 fn checked_names(
@@ -105,12 +204,17 @@ fn checked_names(
         .transpose()
 }
 
+fn captured(relation: pg_sys::Oid) -> Option<captures::Capture> {
+    transaction::under_latest_snapshot(|| {
+        as_extension(|| connected(|spi| captures::of(spi, relation)))
+    })
+}
+
 /// Raises what is wrong with the statements that a capture comes to.
 fn try_statements(relation: pg_sys::Oid) {
-    let found = transaction::under_latest_snapshot(|| {
-        as_extension(|| connected(|spi| captures::of(spi, relation)))
-    });
-    let Some(capture) = found else { return };
+    let Some(capture) = captured(relation) else {
+        return;
+    };
     if let Some(condition) = &capture.condition {
         expression::check(condition).or_raise();
     }
@@ -187,11 +291,30 @@ fn follow_drop(_call: pg_sys::FunctionCallInfo) {
     follow("select outbox.settle_after_drop()");
 }
 
+thread_local! {
+    static IS_BUSY: Cell<bool> = const { Cell::new(false) };
+}
+
+/// While triggers are arranged, what that does to tables is our own doing, and nothing to follow.
+struct Busy;
+
+impl Busy {
+    fn begin() -> Option<Self> {
+        (!IS_BUSY.replace(true)).then_some(Self)
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        IS_BUSY.set(false);
+    }
+}
+
 /// Whatever changes tables without a search_path restores a dump, which brings the triggers, too.
 fn follow(sql: &str) {
-    if security::has_no_path() {
+    let Some(_busy) = Busy::begin().filter(|_| !security::has_no_path()) else {
         return;
-    }
+    };
     as_extension(|| {
         connected(|spi: &Spi| {
             let any = spi

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 
-use super::statement::{self, Statement};
+use super::statement::{self, Attributes, Statement};
 use crate::pg::exact::{Printed, printed};
 use crate::pg::firing::{Cell, Operation, Pairing};
 use crate::pg::invalidation::{self, Stale};
@@ -29,16 +29,26 @@ pub(super) struct Program {
 
 impl Program {
     pub(super) fn new(capture: Capture, operation: Operation) -> Self {
+        Self::with_attributes(capture, operation, &Attributes::new())
+    }
+
+    pub(super) fn with_attributes(
+        capture: Capture,
+        operation: Operation,
+        more: &Attributes,
+    ) -> Self {
         let prefix = settings::topic_prefix();
-        let statement = statement::of(&capture, operation, &prefix);
+        let statement = statement::of(&capture, operation, &prefix, more);
         let shown = statement::captured(&capture);
         let shown = shown.iter().map(|column| printed(column.type_oid));
         let key = capture.table_columns.iter().filter(|column| {
             capture.key.contains(&column.name)
                 || capture.tenant_column.as_ref() == Some(&column.name)
         });
-        // The constraints of partitions need a search_path of ours, for their names are looked up in it.
-        let constraints = (!capture.partitions.is_empty()).then_some(Printed::BySettings);
+        // The constraints of partitions need a search_path of ours, for their names are looked up in it; what an adopted table's columns
+        // are, nobody knows.
+        let is_ours = capture.partitions.is_empty() && capture.mapping.is_empty();
+        let constraints = (!is_ours).then_some(Printed::BySettings);
         let printed = shown
             .chain(constraints)
             .chain(key.map(|column| printed(column.type_oid)))

@@ -47,12 +47,10 @@ pub(crate) fn change(firing: Firing) {
         Operation::Update => firing.pairs(&program.pairing()),
         _ => firing.rows(),
     };
-    let rows = match &program.condition {
-        Some(condition) if !rows.is_empty() => rows.only(&program.capture.places(condition, &rows)),
-        _ => rows,
-    };
+    let kept = program.kept(&rows);
+    let rows = kept.as_ref().unwrap_or(&rows);
     if !rows.is_empty() {
-        program.write(Some(&rows), ended.as_ref());
+        program.write(Some(rows), ended.as_ref());
     }
 }
 
@@ -62,7 +60,14 @@ impl Program {
         self.capture.enabled && self.capture.operations.iter().any(|wanted| wanted == name)
     }
 
-    fn write(&self, rows: Option<&ChangedRows>, ended: Option<&Ended>) {
+    /// The rows that the condition holds for; none if there is no condition.
+    pub(super) fn kept(&self, rows: &ChangedRows) -> Option<ChangedRows> {
+        let condition = self.condition.as_ref().filter(|_| !rows.is_empty())?;
+        Some(rows.only(&self.capture.places(condition, rows)))
+    }
+
+    /// Writes an event for each row.
+    pub(super) fn write(&self, rows: Option<&ChangedRows>, ended: Option<&Ended>) {
         let marking = ended.filter(|ended| ended.wants_mark());
         let mark = ended.and_then(|ended| ended.mark);
         as_extension_printing(self.printed, || {

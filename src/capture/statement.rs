@@ -66,12 +66,31 @@ fn topic(capture: &Capture, operation: Operation, prefix: &str) -> String {
     }
 }
 
-/// Members that every event of this operation has in its headers.
-fn attributes(
+/// Members of headers.
+pub(super) type Attributes = serde_json::Map<String, serde_json::Value>;
+
+/// A statement that writes an event of this operation about no row.
+pub(super) fn marker(
     capture: &Capture,
     operation: Operation,
-) -> serde_json::Map<String, serde_json::Value> {
-    let mut members = serde_json::Map::new();
+    prefix: &str,
+    attributes: &Attributes,
+) -> String {
+    let values = [
+        topic(capture, operation, prefix),
+        capture.source.clone(),
+        serde_json::Value::Object(attributes.clone()).to_string(),
+    ];
+    let [topic, source, headers] = values.map(|value| literal(&value));
+    format!(
+        "insert into {} (topic, source, headers) values ({topic}, {source}, {headers}::pg_catalog.jsonb)",
+        capture.stream
+    )
+}
+
+/// Members that every event of this operation has in its headers.
+fn attributes(capture: &Capture, operation: Operation) -> Attributes {
+    let mut members = Attributes::new();
     let says = |topic: &String| topic.contains("{operation}");
     if capture.topic.as_ref().is_some_and(|topic| !says(topic)) {
         members.insert("operation".to_owned(), operation.name().into());
@@ -86,17 +105,27 @@ fn attributes(
     members
 }
 
-pub(super) fn of(capture: &Capture, operation: Operation, prefix: &str) -> Statement {
+/// `more` are members of the headers beside those that a capture's events have anyway.
+pub(super) fn of(
+    capture: &Capture,
+    operation: Operation,
+    prefix: &str,
+    more: &Attributes,
+) -> Statement {
     let mut builder = Builder {
         cells: Vec::new(),
         laterals: Vec::new(),
     };
-    let mut columns = vec!["topic", "source"];
-    let mut values = vec![
-        literal(&topic(capture, operation, prefix)),
-        literal(&capture.source),
-    ];
-    if operation != Operation::Truncate {
+    let (mut columns, mut values) = builder.adopted(capture);
+    let is_adopted = !columns.is_empty();
+    if !is_adopted {
+        columns.extend(["topic", "source"]);
+        values.extend([
+            literal(&topic(capture, operation, prefix)),
+            literal(&capture.source),
+        ]);
+    }
+    if operation != Operation::Truncate && !is_adopted {
         columns.push("subject");
         values.push(builder.subject(capture, operation));
         let tenant = capture.tenant_column.as_deref();
@@ -107,9 +136,13 @@ pub(super) fn of(capture: &Capture, operation: Operation, prefix: &str) -> State
         columns.push("payload");
         values.push(builder.payload(capture, operation));
     }
-    let attributes = attributes(capture, operation);
-    let partition = builder.partition(capture, operation);
-    if !attributes.is_empty() || partition.is_some() {
+    let mut attributes = attributes(capture, operation);
+    attributes.extend(more.clone());
+    let partition = match is_adopted {
+        true => None,
+        false => builder.partition(capture, operation),
+    };
+    if !is_adopted && (!attributes.is_empty() || partition.is_some()) {
         columns.push("headers");
         let members = literal(&serde_json::Value::Object(attributes).to_string());
         let of_session =
@@ -168,16 +201,28 @@ pub(super) fn of(capture: &Capture, operation: Operation, prefix: &str) -> State
 fn now(operation: Operation) -> Side {
     match operation {
         Operation::Delete | Operation::Truncate => Side::Old,
-        Operation::Insert | Operation::Update => Side::New,
+        Operation::Insert | Operation::Update | Operation::Snapshot => Side::New,
     }
 }
 
 fn known_by(operation: Operation) -> Side {
     match operation {
-        Operation::Insert => Side::New,
+        Operation::Insert | Operation::Snapshot => Side::New,
         _ => Side::Old,
     }
 }
+
+/// The columns of an event that an application may give, and how they stand in statements.
+const EVENT_COLUMNS: [(&str, &str); 8] = [
+    ("id", "id"),
+    ("topic", "topic"),
+    ("source", "source"),
+    ("subject", "subject"),
+    ("tenant", "tenant"),
+    ("time", "\"time\""),
+    ("payload", "payload"),
+    ("headers", "headers"),
+];
 
 /// A subject longer than this is a digest.
 const LONGEST_SUBJECT: usize = 1000;
@@ -274,7 +319,7 @@ impl Builder {
             Payload::Keys => self.version("r", side, &identity(capture)),
             Payload::Full => self.version("r", side, &shown),
             Payload::Changed => match operation {
-                Operation::Insert => self.version("r", side, &shown),
+                Operation::Insert | Operation::Snapshot => self.version("r", side, &shown),
                 Operation::Update => {
                     let columns = shown.into_iter().map(|column| {
                         let of_key = capture.key.contains(&column.name);
@@ -287,7 +332,7 @@ impl Builder {
             },
             Payload::BeforeAfter => {
                 let before = match operation {
-                    Operation::Insert => "null".to_owned(),
+                    Operation::Insert | Operation::Snapshot => "null".to_owned(),
                     _ => self.version("b", Side::Old, &shown),
                 };
                 let after = match operation {
@@ -297,6 +342,33 @@ impl Builder {
                 format!("pg_catalog.jsonb_build_object('before', {before}, 'after', {after})")
             }
         }
+    }
+
+    /// Columns of an event and their values, where the table is an outbox itself; none where it is not.
+    fn adopted(&mut self, capture: &Capture) -> (Vec<&'static str>, Vec<String>) {
+        let chosen = capture.mapping.iter().filter_map(|(event_column, name)| {
+            let column = named(capture, name)?;
+            let value = match event_column.as_str() {
+                "payload" | "headers" => {
+                    let cell = self.cell(Side::New, column);
+                    match column.type_oid {
+                        pg_sys::JSONBOID => cell,
+                        pg_sys::TEXTOID | pg_sys::VARCHAROID => format!("outbox.read_json({cell})"),
+                        _ => format!("outbox.exact({cell})"),
+                    }
+                }
+                "time" => {
+                    let cell = self.cell(Side::New, column);
+                    format!(
+                        "coalesce({cell}::pg_catalog.timestamptz, pg_catalog.clock_timestamp())"
+                    )
+                }
+                _ => self.text(Side::New, column),
+            };
+            let event_column = EVENT_COLUMNS.iter().find(|it| it.0 == event_column)?.1;
+            Some((event_column, value))
+        });
+        chosen.unzip()
     }
 
     /// Names the partition that each row is in, or has come to.
@@ -343,7 +415,7 @@ impl Builder {
             }
         };
         let (old, new) = match operation {
-            Operation::Insert => {
+            Operation::Insert | Operation::Snapshot => {
                 let new = version(Side::New, "new", "p.");
                 (version(Side::New, "old", "x."), new)
             }
@@ -364,7 +436,7 @@ impl Builder {
 }
 
 /// A text as an SQL literal, whatever the session says of backslashes.
-fn literal(text: &str) -> String {
+pub(super) fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");
     if quoted.contains('\\') {
         format!("E'{}'", quoted.replace('\\', "\\\\"))
@@ -373,6 +445,6 @@ fn literal(text: &str) -> String {
     }
 }
 
-fn identifier(name: &str) -> String {
+pub(super) fn identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }

@@ -26,6 +26,14 @@ pub(crate) fn to_jsonb(value: pg_sys::Datum, type_: pg_sys::Oid) -> pg_sys::Datu
     })
 }
 
+/// The jsonb that a text says, or the text as a string where it says none.
+pub(crate) fn read_text(text: pg_sys::Datum) -> pg_sys::Datum {
+    let mut json = Vec::new();
+    write_json(output(text, pg_sys::TEXTOID), &mut json);
+    json.push(0);
+    read(&json)
+}
+
 /// A value as its type prints it. No cast is asked.
 pub(crate) fn to_text(value: pg_sys::Datum, type_: pg_sys::Oid) -> pg_sys::Datum {
     let text = output(value, type_);

@@ -9,7 +9,7 @@ use std::ffi::CString;
 use pgrx::pg_sys;
 
 use super::error::Complaint;
-use super::spi::Spi;
+use super::spi::{Rows, Spi};
 
 /// The name under which statements find the rows.
 pub(crate) const CHANGE: &str = "outbox_change";
@@ -20,6 +20,8 @@ pub(crate) enum Operation {
     Update,
     Delete,
     Truncate,
+    /// No operation of a trigger: a row that is there already.
+    Snapshot,
 }
 
 impl Operation {
@@ -29,6 +31,7 @@ impl Operation {
             Self::Update => "update",
             Self::Delete => "delete",
             Self::Truncate => "truncate",
+            Self::Snapshot => "snapshot",
         }
     }
 }
@@ -120,7 +123,7 @@ impl Firing {
             Operation::Insert => triggers.trig_insert_before_row,
             Operation::Update => triggers.trig_update_before_row,
             Operation::Delete => triggers.trig_delete_before_row,
-            Operation::Truncate => false,
+            Operation::Truncate | Operation::Snapshot => false,
         }
     }
 
@@ -214,7 +217,9 @@ pub(crate) fn no_rows(
         let relation = pg_sys::relation_open(relation, pg_sys::AccessShareLock as i32);
         let rows = match operation {
             Operation::Update => Pairs::new((*relation).rd_att, pairing).rows,
-            Operation::Insert => ChangedRows::empty(named((*relation).rd_att, Side::New)),
+            Operation::Insert | Operation::Snapshot => {
+                ChangedRows::empty(named((*relation).rd_att, Side::New))
+            }
             _ => ChangedRows::empty(named((*relation).rd_att, Side::Old)),
         };
         pg_sys::relation_close(relation, pg_sys::NoLock as i32);
@@ -248,9 +253,28 @@ impl ChangedRows {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// A copy of what a statement has returned; its columns bear the names that statements know.
+    pub(crate) fn copied(rows: &Rows) -> Self {
+        let (tuples, descriptor) = rows.tuples();
+        // SAFETY: the descriptor is that of the tuples; both are copied, for the connection ends before we do.
+        unsafe {
+            let memory = pg_sys::MemoryContextSwitchTo(pg_sys::CurTransactionContext);
+            let copied = Self::empty(pg_sys::CreateTupleDescCopy(descriptor));
+            pg_sys::MemoryContextSwitchTo(memory);
+            for &tuple in tuples {
+                pg_sys::tuplestore_puttuple(copied.store, tuple);
+            }
+            copied
+        }
+    }
+
+    pub(crate) fn count(&self) -> i64 {
         // SAFETY: the store lives as long as we do.
-        unsafe { pg_sys::tuplestore_tuple_count(self.store) == 0 }
+        unsafe { pg_sys::tuplestore_tuple_count(self.store) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count() == 0
     }
 
     /// Those at these places, which are counted from 1 and in ascending order.

@@ -46,6 +46,8 @@ pub(crate) struct Capture {
     pub(crate) topic: Option<String>,
     pub(crate) owner: pg_sys::Oid,
     pub(crate) enabled: bool,
+    /// For a table adopted as a stream: columns of an event, and the table's column for each.
+    pub(crate) mapping: Vec<(String, String)>,
     /// The stream's table, qualified and quoted, and the sequence behind its seq.
     pub(crate) stream: String,
     pub(crate) sequence: String,
@@ -78,7 +80,9 @@ const SQL: &str = "
            array(select l.oid::text from lineage l where l.depth between 1 and f.depth),
            f.operations, f.payload, f.columns, coalesce(f.redact, '{}'),
            coalesce(f.key, outbox.primary_key(f.relation)), f.tenant_column, f.condition, f.topic, f.owner::oid, f.enabled,
-           format('%I.%I', sn.nspname, s.relname), format('%I.%I', qn.nspname, q.relname)
+           format('%I.%I', sn.nspname, s.relname), format('%I.%I', qn.nspname, q.relname),
+           array(select m.key from jsonb_each_text(f.mapping) m order by m.key),
+           array(select m.value from jsonb_each_text(f.mapping) m order by m.key)
       from found f
       join pg_catalog.pg_class r on r.oid = f.relation join pg_catalog.pg_namespace n on n.oid = r.relnamespace
       join outbox.streams t on t.name = f.stream
@@ -128,6 +132,7 @@ fn capture(row: &Row) -> Capture {
         topic: row.text(13),
         owner: row.oid(14).unwrap_or(pg_sys::InvalidOid),
         enabled: row.bool(15).unwrap_or(false),
+        mapping: texts(18).into_iter().zip(texts(19)).collect(),
         stream: text(16),
         sequence: text(17),
         table_columns: Vec::new(),

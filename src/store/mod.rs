@@ -1,6 +1,7 @@
 //! What is kept in tables, one file per table. SPI only: called in a transaction, on the main thread, with the extension's rights.
 
 pub(crate) mod audit;
+pub(crate) mod backfills;
 pub(crate) mod captures;
 pub(crate) mod cursors;
 pub(crate) mod dead_letters;

@@ -1,5 +1,5 @@
 //! What a dispatcher does beside delivering, each in its own short transactions: retention, telling listeners, sealing
-//! the audit trail, recording usage.
+//! the audit trail, recording usage, backfilling.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pgrx::PgLogLevel;
 
 use super::announcements::Announcements;
+use super::backfilling::Backfilling;
 use super::sealing::Sealing;
 use super::usage::Recording;
 use crate::dispatch::Floors;
@@ -27,6 +28,7 @@ pub(super) struct Maintenance {
     pub(super) announcements: Announcements,
     pub(super) sealing: Sealing,
     pub(super) recording: Recording,
+    pub(super) backfilling: Backfilling,
 }
 
 struct Pruning {
@@ -45,6 +47,7 @@ impl Default for Maintenance {
             announcements: Announcements::default(),
             sealing: Sealing::default(),
             recording: Recording::new(),
+            backfilling: Backfilling::default(),
         }
     }
 }
@@ -59,6 +62,7 @@ impl Maintenance {
             self.announcements.due(),
             self.sealing.due(),
             self.recording.due(),
+            self.backfilling.due(),
         ];
         let next = others.into_iter().flatten().min();
         let retention = self.next_retention();
@@ -76,6 +80,7 @@ impl Maintenance {
         self.announcements.run(now, floors);
         self.sealing.run(now);
         self.recording.run(now);
+        self.backfilling.run(now);
         if self.pruning.is_empty() && now >= self.next_retention() {
             self.last_retention = now;
             self.begin_retention();

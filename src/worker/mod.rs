@@ -5,6 +5,7 @@
 //! transaction is open while a delivery is in flight.
 
 mod announcements;
+mod backfilling;
 mod course;
 mod dispatcher;
 mod entry;

@@ -136,3 +136,48 @@ fn the_extension_can_go() {
     db.run("create extension pg_outbox; select outbox.stop(); insert into t values (3); select outbox.capture('t')");
     assert_eq!(short(&mut db, "insert into t values (4)"), ["insert 4"]);
 }
+
+#[test]
+fn changes_of_the_shape_are_events_where_asked_for() {
+    let (_cluster, mut db) = quiet();
+    db.run(
+        "create table t (id int primary key) partition by range (id); create table other (id int);
+         select outbox.capture('t', replicated => true), outbox.capture_ddl()",
+    );
+    let told = |db: &mut postgres::Client, sql: &str| {
+        let changes = after(db, sql);
+        changes
+            .iter()
+            .map(|change| format!("{} {} {}", change.topic, change.source, change.payload))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        told(
+            &mut db,
+            "alter table t add secret_column text default 'x'; alter table other add x int"
+        ),
+        [r#"outbox.public.t.alter public.t {"kind":"alter","table":"t","schema":"public"}"#]
+    );
+    assert_eq!(
+        told(
+            &mut db,
+            "create table t_1 partition of t for values from (0) to (10)"
+        ),
+        [
+            r#"outbox.public.t_1.create public.t_1 {"kind":"create","table":"t_1","schema":"public"}"#
+        ]
+    );
+    assert_eq!(
+        told(&mut db, "drop table t_1; drop table other"),
+        [r#"outbox.public.t_1.drop public.t_1 {"kind":"drop","table":"t_1","schema":"public"}"#]
+    );
+    assert_eq!(
+        told(&mut db, "drop table t"),
+        [r#"outbox.public.t.drop public.t {"kind":"drop","table":"t","schema":"public"}"#]
+    );
+    db.run("create table t (id int primary key); select outbox.capture('t'), outbox.capture_ddl(false)");
+    assert_eq!(
+        told(&mut db, "alter table t add x int"),
+        Vec::<String>::new()
+    );
+}

@@ -23,6 +23,26 @@ impl Rows<'_> {
         self.affected
     }
 
+    /// How many columns they have.
+    pub(crate) fn width(&self) -> usize {
+        if self.table.is_null() {
+            return 0;
+        }
+        // SAFETY: the table belongs to the open connection.
+        usize::try_from(unsafe { (*(*self.table).tupdesc).natts }).unwrap_or(0)
+    }
+
+    /// The rows as Postgres has them.
+    pub(in super::super) fn tuples(&self) -> (&[pg_sys::HeapTuple], pg_sys::TupleDesc) {
+        assert!(!self.table.is_null(), "the statement returns no rows");
+        // SAFETY: as in `each`.
+        unsafe {
+            let count = (*self.table).numvals as usize;
+            let tuples = std::slice::from_raw_parts((*self.table).vals, count);
+            (tuples, (*self.table).tupdesc)
+        }
+    }
+
     /// Walks over the rows; the row lent to `visit` is overwritten by the next. Stops when `visit` says so.
     pub(crate) fn each(&self, mut visit: impl FnMut(&Row) -> std::ops::ControlFlow<()>) {
         if self.table.is_null() {

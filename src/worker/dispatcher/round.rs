@@ -180,6 +180,7 @@ impl Dispatcher {
         }
         self.reconcile(spi, &versions);
         self.maintenance.recording.look_again();
+        self.maintenance.backfilling.look_again();
         self.streams = streams::all(spi);
         for course in self.courses.values_mut() {
             course.redelivery.look_again();

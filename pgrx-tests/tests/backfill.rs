@@ -1,0 +1,195 @@
+//! Rows that were there before capture, as events: all of them, once, and never after a change that they do not contain.
+
+mod scene;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use outbox_tests::{Cluster, Sql, until};
+use postgres::Client;
+use scene::quick;
+use serde_json::Value;
+
+/// Topic, subject, payload and headers of the events so far, in order of seq.
+fn events(db: &mut Client) -> Vec<(String, Option<String>, Value, Value)> {
+    db.query(
+        "select topic, subject, coalesce(payload, 'null'), coalesce(headers, 'null') from outbox.events order by seq",
+        &[],
+    )
+    .expect("events can be read")
+    .iter()
+    .map(|row| (row.get(0), row.get(1), row.get(2), row.get(3)))
+    .collect()
+}
+
+fn until_done(db: &mut Client) {
+    until("the backfill is done", || {
+        db.one::<bool>("select bool_and(state = 'done') from outbox.backfill_status")
+            .then_some(())
+    });
+}
+
+fn filled(rows: u32) -> (Cluster, Client) {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run(&format!(
+        "create table gone_first (x int); create table t (old int, k text, id int, n int not null, primary key (k, id)); alter table t drop old;
+         insert into t select case when n % 2 = 0 then 'a' else 'b''\\' end, n, n from generate_series(1, {rows}) n;
+         select outbox.capture('t')"
+    ));
+    (cluster, db)
+}
+
+#[test]
+fn every_row_once_in_chunks() {
+    let (_cluster, mut db) = filled(25);
+    db.run("select outbox.backfill('t', chunk_size => 4)");
+    until_done(&mut db);
+    let all = events(&mut db);
+    assert_eq!(all.len(), 25);
+    let mut subjects = all
+        .iter()
+        .filter_map(|event| event.1.clone())
+        .collect::<Vec<_>>();
+    subjects.sort();
+    subjects.dedup();
+    assert_eq!(subjects.len(), 25);
+    for (place, (topic, _, payload, headers)) in all.iter().enumerate() {
+        assert_eq!(topic, "outbox.public.t.snapshot");
+        assert_eq!(payload["n"], payload["id"]);
+        assert_eq!(headers["chunk"], place / 4 + 1);
+        assert_eq!(headers["last"], place == 24);
+    }
+    let (chunks, rows): (i64, i64) = {
+        let row = db
+            .query_one("select chunks, rows from outbox.backfill_status", &[])
+            .expect("a row");
+        (row.get(0), row.get(1))
+    };
+    assert_eq!((chunks, rows), (7, 25));
+}
+
+#[test]
+fn a_condition_and_nothing_at_all() {
+    let (_cluster, mut db) = filled(10);
+    db.run("select outbox.backfill('t', condition => 'new.n between 3 and 4', chunk_size => 5)");
+    until_done(&mut db);
+    let all = events(&mut db);
+    assert_eq!(all.iter().filter(|event| event.1.is_some()).count(), 2);
+    assert_eq!(
+        all.iter().filter(|event| event.3["last"] == true).count(),
+        1
+    );
+    assert_eq!(
+        all.last().map(|event| event.3["last"].clone()),
+        Some(Value::Bool(true))
+    );
+    db.run("delete from outbox.events; create table empty (id int primary key); select outbox.capture('empty'), outbox.backfill('empty')");
+    until_done(&mut db);
+    let all = events(&mut db);
+    assert_eq!(all.len(), 1);
+    assert_eq!((all[0].1.as_ref(), &all[0].2), (None, &Value::Null));
+}
+
+#[test]
+fn bad_arguments() {
+    let (_cluster, mut db) = filled(1);
+    db.run(
+        "create table u (id int); create table v (id int primary key); select outbox.capture('u')",
+    );
+    for (arguments, sqlstate) in [
+        ("'u'", "22023"),
+        ("'v'", "42704"),
+        ("'t', chunk_size => 0", "22023"),
+        ("'t', condition => 'new.nope'", "22023"),
+        ("'t', condition => 'true) or (true'", "22023"),
+        ("'t', sink => 'x'", "0A000"),
+    ] {
+        let refusal = db.refused(&format!("select outbox.backfill({arguments})"));
+        assert_eq!(
+            refusal.sqlstate, sqlstate,
+            "{arguments}: {}",
+            refusal.message
+        );
+    }
+    assert_eq!(db.one::<i64>("select count(*) from outbox.backfills"), 0);
+}
+
+#[test]
+fn it_is_ordered_against_what_changes_meanwhile() {
+    let (cluster, mut db) = filled(2_000);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for writer in 0..2 {
+            let (cluster, stop) = (&cluster, &stop);
+            scope.spawn(move || {
+                let mut db = cluster.connect();
+                let mut n = writer;
+                while !stop.load(Ordering::Relaxed) {
+                    n += 7;
+                    let id = n * 31 % 2_000 + 1;
+                    db.run(&format!("begin; update t set n = n + 1 where id = {id}; update t set n = n + 1 where id = {}; commit", id % 2_000 + 1));
+                }
+            });
+        }
+        db.run("select outbox.backfill('t', chunk_size => 50)");
+        // Deadlocks are possible, and chunks that meet one are tried again.
+        let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| until_done(&mut db)));
+        stop.store(true, Ordering::Relaxed);
+        if let Err(error) = failed {
+            std::panic::resume_unwind(error);
+        }
+    });
+    let mut last = BTreeMap::<String, i64>::new();
+    let mut snapshots = 0;
+    for (topic, subject, payload, _) in events(&mut db) {
+        let subject = subject.expect("a subject");
+        let n = payload["n"].as_i64().expect("a number");
+        if topic.ends_with("snapshot") {
+            snapshots += 1;
+            assert!(
+                last.get(&subject).is_none_or(|&before| before == n),
+                "{subject}: {n} after {last:?}"
+            );
+        } else {
+            assert!(
+                last.get(&subject).is_none_or(|&before| before + 1 == n),
+                "{subject}: {n}"
+            );
+        }
+        last.insert(subject, n);
+    }
+    assert_eq!(snapshots, 2_000);
+    assert_eq!(last.len(), 2_000);
+}
+
+#[test]
+fn it_is_carried_on_after_a_crash_and_waits_for_slow_sinks() {
+    let (mut cluster, mut db) = filled(30_000);
+    db.run("select outbox.create_sink('slow', 'pull'), outbox.backfill('t', chunk_size => 1000)");
+    until("it waits", || {
+        db.one::<bool>("select rows > 10000 and updated_at < clock_timestamp() - interval '1 second' from outbox.backfill_status")
+            .then_some(())
+    });
+    assert!(db.one::<i64>("select count(*) from outbox.events") < 15_000);
+    drop(db);
+    cluster.stop(outbox_tests::Mode::Immediate);
+    cluster.start_again();
+    let mut db = cluster.connect();
+    until("it is read", || {
+        db.run("select outbox.poll('slow', 5000); select outbox.ack('slow')");
+        db.one::<bool>("select state = 'done' from outbox.backfill_status")
+            .then_some(())
+    });
+    assert_eq!(
+        db.one::<i64>(
+            "select count(distinct subject) from outbox.events where topic like '%snapshot'"
+        ),
+        30_000
+    );
+    assert_eq!(
+        db.one::<i64>("select count(*) from outbox.events where topic like '%snapshot'"),
+        30_000
+    );
+}

@@ -1,0 +1,75 @@
+-- Backfill: rows that were there before become events, chunk by chunk, ordered against what changes meanwhile.
+
+create table outbox.backfills (
+    id         bigint generated always as identity primary key,
+    relation   regclass not null,
+    condition  text,
+    chunk_size int not null check (chunk_size between 1 and 100000),
+    owner      regrole not null,
+    key        text[] not null,
+    position   text[],
+    state      text not null default 'running' check (state in ('running', 'done', 'stopped')),
+    chunks     bigint not null default 0,
+    rows       bigint not null default 0,
+    error      text,
+    started_at timestamptz not null default now(),
+    updated_at timestamptz not null default now()
+);
+comment on table outbox.backfills is 'a row per outbox.backfill, with how far it has come: the dispatcher carries on from here, also after a crash';
+comment on column outbox.backfills.key is 'the primary key, in whose order rows are taken';
+comment on column outbox.backfills.position is 'the key of the last row that was taken';
+comment on column outbox.backfills.error is 'why the last chunk was not taken; it is tried again';
+create trigger outbox_change after insert or update of state on outbox.backfills for each statement execute function outbox.change();
+
+create view outbox.backfill_status as
+    select b.id, b.relation, b.state, b.chunks, b.rows, greatest(r.reltuples, 0)::bigint as rows_estimated, b.started_at, b.updated_at, b.error
+      from outbox.backfills b left join pg_catalog.pg_class r on r.oid = b.relation;
+comment on view outbox.backfill_status is 'how far backfills have come; rows_estimated is of the whole table, partitions not counted';
+
+create function outbox.backfill_chunk(id bigint) returns text
+    language c volatile strict as 'MODULE_PATHNAME', 'backfill_chunk_wrapper';
+comment on function outbox.backfill_chunk(bigint) is
+    'takes the next chunk of a backfill now: says taken, done, or waiting while the stream''s sinks are behind';
+
+create function outbox.start_backfill(caller oid, relation regclass, sink text, condition text, chunk_size int) returns bigint
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    key text[] := outbox.primary_key(relation);
+    made bigint;
+begin
+    perform outbox.check_may_capture(caller, relation);
+    if not exists (select from outbox.captures c where c.relation = start_backfill.relation and c.mapping is null) then
+        perform outbox.no_such_capture(relation);
+    elsif sink is not null then
+        raise exception 'a backfill to a single sink is not there yet'
+            using errcode = '0A000', detail = 'Its events go to all sinks of the stream.', hint = 'Leave sink null; sinks can leave out the topic *.*.*.snapshot.';
+    elsif chunk_size is null or chunk_size not between 1 and 100000 then
+        raise exception 'chunk_size must be between 1 and 100000' using errcode = '22023', detail = format('It is %s.', coalesce(chunk_size::text, 'null'));
+    elsif key = '{}' then
+        raise exception 'table % cannot be backfilled', relation using errcode = '22023', detail = 'It has no primary key, in whose order rows are taken.';
+    elsif exists (select from pg_attribute a join pg_type t on t.oid = a.atttypid left join pg_type b on b.oid = t.typbasetype
+                   where a.attrelid = relation and a.attname = any (key) and coalesce(b.oid, t.oid) >= 16384 and coalesce(b.typtype, t.typtype) <> 'e') then
+        raise exception 'table % cannot be backfilled', relation using errcode = '22023', detail = 'The type of its key is not built in.';
+    elsif exists (select from outbox.backfills b where b.relation = start_backfill.relation and b.state = 'running') then
+        raise exception 'table % is being backfilled already', relation using errcode = '42710', hint = 'It can be stopped: select outbox.stop_backfill(id).';
+    end if;
+    insert into outbox.backfills (relation, condition, chunk_size, owner, key)
+    values (relation, nullif(condition, ''), chunk_size, caller, key) returning id into made;
+    return made;
+end $$;
+
+create function outbox.backfill(relation regclass, sink text default null, condition text default null, chunk_size int default 1000) returns bigint
+    language c volatile as 'MODULE_PATHNAME', 'backfill_wrapper';
+comment on function outbox.backfill(regclass, text, text, int) is
+    'has the dispatcher write the rows of a captured table as events of topic <prefix>.<schema>.<table>.snapshot, chunk_size at a time; condition is '
+    'one over new. Returns the id in outbox.backfill_status. Errors: 42704 if it is not captured, 22023 for a bad argument, 42710 if one runs';
+
+create function outbox.stop_backfill(id bigint) returns void
+    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    update outbox.backfills b set state = 'stopped', updated_at = now() where b.id = stop_backfill.id and b.state = 'running';
+    if not found then
+        raise exception 'backfill % does not run', coalesce(id::text, 'null') using errcode = '42704', hint = 'Those that run are in outbox.backfill_status.';
+    end if;
+end $$;
+comment on function outbox.stop_backfill(bigint) is 'ends a backfill where it is. Error 42704 if it does not run';

@@ -1,0 +1,162 @@
+//! Rows that are there already, as events.
+//!
+//! A chunk is one transaction: it locks rows against changes, reads them as they are, and writes their events. A change that was made
+//! before is in what it reads, and its event has a smaller number; one that is made after has to wait for the lock, and gets a greater
+//! one. So a row's snapshot never comes after a change that it does not contain.
+
+use super::programs::Program;
+use super::statement::{self, Attributes, identifier, literal};
+use crate::pg::exact::Printed;
+use crate::pg::firing::{Cell, ChangedRows, Operation, Side};
+use crate::pg::security::as_extension_printing;
+use crate::pg::spi::{UserStatement, connected};
+use crate::settings;
+use crate::store::backfills::{self, Backfill};
+use crate::store::captures::{self, Capture};
+
+/// What became of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// There may be more.
+    Chunk,
+    Last,
+    /// Sinks have to catch up first.
+    Waiting,
+    /// It does not run, or somebody else is at it.
+    Nothing,
+}
+
+/// With so many events undelivered, no more are added.
+const MOST_UNDELIVERED: i64 = 10_000;
+
+/// The rows of a chunk, with one more, which tells whether it is the last. Columns bear the names that statements know, in the order of the table.
+fn rows_sql(capture: &Capture, backfill: &Backfill) -> String {
+    let last = capture
+        .table_columns
+        .iter()
+        .map(|column| column.number)
+        .max();
+    let cells = (1..=last.unwrap_or(0)).map(|number| {
+        let name = Cell {
+            side: Side::New,
+            number,
+        }
+        .name();
+        let mut columns = capture.table_columns.iter();
+        match columns.find(|column| column.number == number) {
+            Some(column) => format!("t.{} as {name}", identifier(&column.name)),
+            None => format!("null::int as {name}"),
+        }
+    });
+    let key = backfill
+        .key
+        .iter()
+        .map(|name| format!("t.{}", identifier(name)));
+    let key = key.collect::<Vec<_>>();
+    let printed = key.iter().map(|column| format!("outbox.printed({column})"));
+    let columns = cells
+        .chain([format!(
+            "array[{}] as position",
+            printed.collect::<Vec<_>>().join(", ")
+        )])
+        .collect::<Vec<_>>()
+        .join(", ");
+    let behind = backfill.position.as_ref().map(|position| {
+        let values = position.iter().zip(&backfill.types);
+        let values = values.map(|(value, type_)| format!("{}::{type_}", literal(value)));
+        let values = values.collect::<Vec<_>>().join(", ");
+        format!(" where ({}) > ({values})", key.join(", "))
+    });
+    format!(
+        "select {columns} from {} t{} order by {} limit {} for share of t",
+        backfill.table,
+        behind.unwrap_or_default(),
+        key.join(", "),
+        i64::from(backfill.chunk_size) + 1,
+    )
+}
+
+/// Takes the next chunk of a backfill, in the open transaction.
+pub(crate) fn chunk(id: i64) -> Taken {
+    let taken = as_extension_printing(Printed::BySettings, || {
+        connected(|spi| {
+            let backfill = backfills::take(spi, id)?;
+            let capture = captures::of(spi, backfill.relation)?;
+            let waits = backfills::lag(spi, backfill.relation) > MOST_UNDELIVERED;
+            Some((backfill, capture, waits))
+        })
+    });
+    let Some((backfill, capture, waits)) = taken else {
+        return Taken::Nothing;
+    };
+    if waits {
+        return Taken::Waiting;
+    }
+    let capture = Capture {
+        condition: backfill.condition.clone(),
+        owner: backfill.owner,
+        ..capture
+    };
+    let (rows, mut positions) = as_extension_printing(Printed::BySettings, || {
+        connected(|spi| {
+            let found = spi.write(&rows_sql(&capture, &backfill), &[]);
+            let column = found.width().saturating_sub(1);
+            let positions = found.map(|row| row.texts(column));
+            (ChangedRows::copied(&found), positions)
+        })
+    });
+    let size = usize::try_from(backfill.chunk_size).unwrap_or(1);
+    let is_last = positions.len() <= size;
+    positions.truncate(size);
+    let within = (1..).take(positions.len()).collect::<Vec<i64>>();
+    let rows = rows.only(&within);
+    write(&capture, &backfill, &rows, is_last);
+    as_extension_printing(Printed::Always, || {
+        connected(|spi| {
+            let position = positions.last().and_then(Option::as_deref);
+            backfills::advance(spi, id, position, positions.len() as i64, is_last);
+        });
+    });
+    if is_last { Taken::Last } else { Taken::Chunk }
+}
+
+/// Writes a chunk's events. The last of all says so.
+fn write(capture: &Capture, backfill: &Backfill, rows: &ChangedRows, is_last: bool) {
+    let number = backfill.chunks + 1;
+    let attributes = |last: bool| {
+        let members = [
+            ("chunk".to_owned(), number.into()),
+            ("last".to_owned(), last.into()),
+        ];
+        members.into_iter().collect::<Attributes>()
+    };
+    let program =
+        |last| Program::with_attributes(capture.clone(), Operation::Snapshot, &attributes(last));
+    let ordinary = program(false);
+    let kept = ordinary.kept(rows);
+    let rows = kept.as_ref().unwrap_or(rows);
+    let count = rows.count();
+    let most = if is_last { count - 1 } else { count };
+    if most > 0 {
+        ordinary.write(Some(&rows.only(&(1..=most).collect::<Vec<_>>())), None);
+    }
+    if !is_last {
+        return;
+    }
+    if count > 0 {
+        program(true).write(Some(&rows.only(&[count])), None);
+    } else {
+        // Nothing is left that could say so.
+        let sql = statement::marker(
+            capture,
+            Operation::Snapshot,
+            &settings::topic_prefix(),
+            &attributes(true),
+        );
+        as_extension_printing(Printed::Always, || {
+            connected(|spi| {
+                spi.run_user(&UserStatement::new(sql), &[]);
+            });
+        });
+    }
+}
