@@ -8,7 +8,11 @@ use postgres::Client;
 use super::{builder, until_fanned_out};
 
 const ENDPOINTS: i64 = 1_000;
-const ROUNDS: i64 = 6;
+/// Each endpoint gets an event in every twentieth of the rounds: what is measured is isolation, not how much a machine can do at once.
+const ROUNDS: i64 = 40;
+const PART: i64 = 20;
+/// To the good ones.
+const DELIVERIES: i64 = ENDPOINTS * ROUNDS / PART * 8 / 10;
 
 /// The p99 of the time from an event to its receipt over the good endpoints, in ms. `bad`: whether the bad ones are there.
 fn p99_of_the_good(bad: bool) -> f64 {
@@ -33,19 +37,20 @@ fn p99_of_the_good(bad: bool) -> f64 {
         register(&mut db, "= 0", &hanging);
         register(&mut db, "= 1", &failing);
     }
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         db.run(&format!(
-            "select outbox.emit('load', tenant => 't' || n) from generate_series(1, {ENDPOINTS}) n where n % 10 not in (0, 1) or {bad}"
+            "select outbox.emit('load', tenant => 't' || n) from generate_series(1, {ENDPOINTS}) n
+              where (n / 10) % {PART} = {round} % {PART} and (n % 10 not in (0, 1) or {bad})"
         ));
-        std::thread::sleep(Duration::from_secs(2));
+        std::thread::sleep(Duration::from_millis(300));
     }
     until_fanned_out(&mut db);
-    let wanted = usize::try_from(ENDPOINTS * ROUNDS * 8 / 10).expect("few");
+    let wanted = usize::try_from(DELIVERIES).expect("few");
     good.wait_for_requests(wanted);
     outbox_tests::until("all to be recorded", || {
         let delivered: i64 =
             db.one("select count(*) from outbox.webhook_deliveries where state = 'delivered'");
-        (delivered == ENDPOINTS * ROUNDS * 8 / 10).then_some(())
+        (delivered == DELIVERIES).then_some(())
     });
     if bad {
         assert!(!failing.requests().is_empty() && hanging.connections() > 0);
@@ -66,7 +71,7 @@ fn slow_and_dead_endpoints_cost_the_others_nothing() {
     );
     // A machine that others use has moods; a place that is taken by what hangs would cost seconds.
     assert!(
-        with < without * 2.0 + 500.0,
+        with < without * 2.0 + 300.0,
         "{with} ms, {without} ms without"
     );
 }
