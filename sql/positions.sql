@@ -1,8 +1,7 @@
 -- Positions: (txid, seq), written 731:12 or 731.12.
 
 create function outbox.format_position(txid xid8, seq bigint, separator text default ':') returns text
-    language sql immutable strict parallel safe
-    return txid::text || separator || seq::text;
+    language c immutable strict parallel safe as 'MODULE_PATHNAME', 'format_position_wrapper';
 comment on function outbox.format_position(xid8, bigint, text) is 'a position as text, <txid>:<seq>, or with another separator';
 
 create function outbox.parse_position("position" text, out txid xid8, out seq bigint)

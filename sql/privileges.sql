@@ -7,11 +7,6 @@ create table outbox.sink_grants (
 );
 comment on table outbox.sink_grants is 'pull sinks that a role may poll and acknowledge, where it may not do so with all';
 
-create function outbox.may_pull(role oid, sink text) returns boolean
-    language sql stable set search_path = pg_catalog, outbox, pg_temp
-    return has_function_privilege(role, 'outbox.read(text, int, text, text[])', 'execute')
-        or exists (select from outbox.sink_grants g where g.sink = may_pull.sink and pg_has_role(may_pull.role, g.role, 'usage'));
-
 -- What the privilege emit is in the table of a stream. Positions are not an application's to choose: a row with a txid or a seq of
 -- its own would be read too early or never, and a seq that is drawn later would collide with it.
 create function outbox.emit_part(relation regclass) returns text

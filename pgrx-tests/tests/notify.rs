@@ -149,8 +149,9 @@ fn it_can_be_switched_off() {
             .next()
             .unwrap()
     });
-    let loud: Vec<String> =
-        db.all("select 'outbox ' || position from outbox.read(null, 100000) where topic = 'loud'");
+    let loud: Vec<String> = db.all(
+        "select 'outbox ' || outbox.format_position(txid, seq) from outbox.events where topic = 'loud'",
+    );
     assert!(loud.iter().any(|position| position == told.payload()));
 }
 

@@ -4,6 +4,7 @@
 mod audit;
 mod capture;
 mod emit;
+mod positions;
 mod pull;
 mod rebase;
 mod secrets;

@@ -49,15 +49,18 @@ fn ack(call: pg_sys::FunctionCallInfo) -> bool {
     })
 }
 
+/// With a role, whether it may pull from a sink: it may read all, or this one was granted. The function is looked up once, when the
+/// statement is planned.
+const MAY_PULL: &str =
+    "select has_function_privilege($1, 'outbox.read(text, int, text, text[])'::regprocedure, 'execute')
+         or exists (select from outbox.sink_grants g where g.sink = $2 and pg_has_role($1, g.role, 'usage'))";
+
 /// The sink, if it is one to pull from and the caller may.
 fn pull_sink(spi: &Spi, id: Option<&str>, caller: pg_sys::Oid) -> Result<SinkRow, Complaint> {
     let id = id.unwrap_or_default();
     let sink = sinks::named(spi, id).ok_or_else(|| super::sinks::unknown(id))?;
     let allowed = spi
-        .write(
-            "select outbox.may_pull($1, $2)",
-            &[Arg::Oid(Some(caller)), Arg::Text(Some(id))],
-        )
+        .write(MAY_PULL, &[Arg::Oid(Some(caller)), Arg::Text(Some(id))])
         .first(|row| row.bool(0).unwrap_or(false))
         .unwrap_or(false);
     if !allowed {

@@ -43,7 +43,7 @@ fn until(mut is_so: impl FnMut() -> bool) -> bool {
         if start.elapsed() > PATIENCE {
             return false;
         }
-        latch::wait(Some(LOOK), None);
+        latch::wait(LOOK, None);
     }
 }
 

@@ -89,6 +89,11 @@ impl Arguments {
             .map(|datum| super::spi::from_pg_time(datum.value() as i64))
     }
 
+    /// An xid8.
+    pub(crate) fn u64(&self, index: usize) -> Option<u64> {
+        self.datum(index).map(|datum| datum.value() as u64)
+    }
+
     /// The datum itself, to be passed on to a statement.
     pub(crate) fn raw(&self, index: usize) -> Option<pg_sys::Datum> {
         self.datum(index)
@@ -143,10 +148,15 @@ impl TupleStore {
         }
     }
 
+    pub(super) fn state(&self) -> *mut pg_sys::Tuplestorestate {
+        // SAFETY: the store was made in `of` and lives as long as the call.
+        unsafe { (*self.info).setResult }
+    }
+
     /// # Safety
     /// The tuple has the columns that the function declares.
     pub(super) unsafe fn put(&self, tuple: pg_sys::HeapTuple) {
-        // SAFETY: the store was made in `of` and lives as long as the call.
-        unsafe { pg_sys::tuplestore_puttuple((*self.info).setResult, tuple) }
+        // SAFETY: as the caller promises.
+        unsafe { pg_sys::tuplestore_puttuple(self.state(), tuple) }
     }
 }

@@ -1,8 +1,9 @@
 //! Waiting: for a wake-up, a signal, a descriptor or a time, with interrupts served; and the signals of a worker.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use pgrx::{PgTryBuilder, pg_sys};
@@ -93,32 +94,84 @@ pub(crate) fn serve_interrupts() {
     PgTryBuilder::new(check).catch_others(|_| ()).execute();
 }
 
-/// A worker's wait between two transactions: as [`wait`], but a cancel request only ends the wait.
+/// A worker's wait between two transactions: as [`wait`], but a cancel request only ends the wait, and what is waited for is
+/// made known to the kernel once and not at every wait.
 pub(crate) fn rest(timeout: Duration, readable: Option<&EventFd>) -> bool {
-    let woken = wait_for(Some(timeout), readable);
+    let set = wait_set(readable);
+    // SAFETY: the set was made for this process' latch and a descriptor that is open as long as `readable` is borrowed.
+    let woken = unsafe {
+        let mut happened = pg_sys::WaitEvent::default();
+        let count = pg_sys::WaitEventSetWait(
+            set,
+            milliseconds(timeout),
+            &raw mut happened,
+            1,
+            pg_sys::PG_WAIT_EXTENSION,
+        );
+        count > 0 && happened.events & pg_sys::WL_LATCH_SET != 0
+    };
+    reset_after(woken);
     serve_interrupts();
     woken
 }
 
-/// Waits for the latch, for `readable` to become readable, or for the time to pass; true if it was the latch. Ends the process if
-/// the postmaster is gone; raises an error for a cancel request.
-pub(crate) fn wait(timeout: Option<Duration>, readable: Option<&EventFd>) -> bool {
-    let woken = wait_for(timeout, readable);
-    pgrx::check_for_interrupts!();
-    woken
+/// The kernel's side of a worker's waits, for the latch and one descriptor.
+struct WaitSet {
+    readable: Option<u64>,
+    set: *mut pg_sys::WaitEventSet,
 }
 
-fn wait_for(timeout: Option<Duration>, readable: Option<&EventFd>) -> bool {
-    let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH;
-    let mut milliseconds = -1;
-    if let Some(timeout) = timeout {
-        events |= pg_sys::WL_TIMEOUT;
-        // Rounded up: waking a moment too early would spin.
-        milliseconds = i64::try_from(timeout.as_micros().div_ceil(1000))
-            .unwrap_or(i64::MAX)
-            .min(i64::from(i32::MAX));
-    }
-    let descriptor = readable.map_or(-1, EventFd::descriptor);
+thread_local! {
+    static WAIT_SET: RefCell<Option<WaitSet>> = const { RefCell::new(None) };
+}
+
+fn wait_set(readable: Option<&EventFd>) -> *mut pg_sys::WaitEventSet {
+    let wanted = readable.map(|readable| readable.number);
+    WAIT_SET.with_borrow_mut(|kept| {
+        if let Some(kept) = kept.as_ref().filter(|kept| kept.readable == wanted) {
+            return kept.set;
+        }
+        // SAFETY: on the main thread. The old set, if any, is nobody else's; the new one lives until it is replaced.
+        let set = unsafe {
+            if let Some(old) = kept.take() {
+                pg_sys::FreeWaitEventSet(old.set);
+            }
+            #[cfg(any(feature = "pg15", feature = "pg16"))]
+            let set = pg_sys::CreateWaitEventSet(pg_sys::TopMemoryContext, 3);
+            #[cfg(any(feature = "pg17", feature = "pg18"))]
+            let set = pg_sys::CreateWaitEventSet(std::ptr::null_mut(), 3);
+            let add = |events, descriptor, latch| {
+                pg_sys::AddWaitEventToSet(set, events, descriptor, latch, std::ptr::null_mut())
+            };
+            add(pg_sys::WL_LATCH_SET, NO_DESCRIPTOR, pg_sys::MyLatch);
+            add(
+                pg_sys::WL_EXIT_ON_PM_DEATH,
+                NO_DESCRIPTOR,
+                std::ptr::null_mut(),
+            );
+            if let Some(readable) = readable {
+                add(
+                    pg_sys::WL_SOCKET_READABLE,
+                    readable.descriptor(),
+                    std::ptr::null_mut(),
+                );
+            }
+            set
+        };
+        *kept = Some(WaitSet {
+            readable: wanted,
+            set,
+        });
+        set
+    })
+}
+
+const NO_DESCRIPTOR: i32 = -1;
+
+/// Waits for the latch, for `readable` to become readable, or for the time to pass; true if it was the latch. Ends the process if
+/// the postmaster is gone; raises an error for a cancel request.
+pub(crate) fn wait(timeout: Duration, readable: Option<&EventFd>) -> bool {
+    let mut events = pg_sys::WL_LATCH_SET | pg_sys::WL_EXIT_ON_PM_DEATH | pg_sys::WL_TIMEOUT;
     if readable.is_some() {
         events |= pg_sys::WL_SOCKET_READABLE;
     }
@@ -127,22 +180,41 @@ fn wait_for(timeout: Option<Duration>, readable: Option<&EventFd>) -> bool {
         pg_sys::WaitLatchOrSocket(
             pg_sys::MyLatch,
             events.cast_signed(),
-            descriptor,
-            milliseconds,
+            readable.map_or(NO_DESCRIPTOR, EventFd::descriptor),
+            milliseconds(timeout),
             pg_sys::PG_WAIT_EXTENSION,
         )
     };
     let woken = happened.cast_unsigned() & pg_sys::WL_LATCH_SET != 0;
-    if woken {
-        // Only now: a latch that is set after something else has ended the wait ends the next one, and no wake-up is lost.
-        // SAFETY: on the main thread.
-        unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
-    }
+    reset_after(woken);
+    pgrx::check_for_interrupts!();
     woken
 }
 
+/// Rounded up: waking a moment too early would spin.
+fn milliseconds(timeout: Duration) -> i64 {
+    i64::try_from(timeout.as_micros().div_ceil(1000))
+        .unwrap_or(i64::MAX)
+        .min(i64::from(i32::MAX))
+}
+
+/// Only after it was the latch that ended a wait: one that is set after something else has ended the wait ends the next one, and no
+/// wake-up is lost.
+fn reset_after(woken: bool) {
+    if woken {
+        // SAFETY: on the main thread.
+        unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
+    }
+}
+
 /// A descriptor by which another thread wakes the main one.
-pub(crate) struct EventFd(OwnedFd);
+pub(crate) struct EventFd {
+    descriptor: OwnedFd,
+    /// Unlike the descriptor's, this process never gives it to another.
+    number: u64,
+}
+
+static NEXT_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 impl EventFd {
     pub(crate) fn new() -> io::Result<Self> {
@@ -152,13 +224,16 @@ impl EventFd {
             if descriptor < 0 {
                 Err(io::Error::last_os_error())
             } else {
-                Ok(Self(OwnedFd::from_raw_fd(descriptor)))
+                Ok(Self {
+                    descriptor: OwnedFd::from_raw_fd(descriptor),
+                    number: NEXT_NUMBER.fetch_add(1, Ordering::Relaxed),
+                })
             }
         }
     }
 
     fn descriptor(&self) -> i32 {
-        self.0.as_raw_fd()
+        self.descriptor.as_raw_fd()
     }
 
     /// Makes it readable. From any thread.

@@ -14,12 +14,17 @@ const PLACES: usize = 256;
 struct Place {
     database: AtomicU32,
     latch: AtomicUsize,
+    /// The worker does not want to hear of commits now, and whether there was one since it last asked.
+    muted: AtomicBool,
+    missed: AtomicBool,
 }
 
 const fn free_place() -> Place {
     Place {
         database: AtomicU32::new(0),
         latch: AtomicUsize::new(0),
+        muted: AtomicBool::new(false),
+        missed: AtomicBool::new(false),
     }
 }
 
@@ -98,6 +103,7 @@ pub(crate) fn join(database: pg_sys::Oid) -> bool {
             .is_ok()
     });
     let Some(place) = taken else { return false };
+    place.muted.store(false, Ordering::Release);
     place.latch.store(my_latch(), Ordering::Release);
     place.database.store(database.to_u32(), Ordering::Release);
     // SAFETY: registered in the worker itself, and run at its exit on its main thread.
@@ -121,15 +127,44 @@ unsafe extern "C-unwind" fn leave(_code: i32, _arg: pg_sys::Datum) {
     set_latch(board.launcher.load(Ordering::Acquire));
 }
 
-/// Wakes every worker of a database. Called in a commit: it must neither fail nor wait.
-pub(crate) fn wake_database(database: pg_sys::Oid) {
+/// Wakes every worker of a database; for mere events, only those that want to hear of them. Called in a commit: it must neither fail
+/// nor wait.
+pub(crate) fn wake_database(database: pg_sys::Oid, for_events: bool) {
     let Some(board) = board() else { return };
     let wanted = database.to_u32();
     for place in &board.workers {
-        if place.database.load(Ordering::Acquire) == wanted {
+        if place.database.load(Ordering::Acquire) != wanted {
+            continue;
+        }
+        // Written before the other is read, as `unmute` does it the other way round: at least one of the two sees the other.
+        place.missed.store(true, Ordering::SeqCst);
+        if !for_events || !place.muted.load(Ordering::SeqCst) {
             set_latch(place.latch.load(Ordering::Acquire));
         }
     }
+}
+
+fn my_place() -> Option<&'static Place> {
+    let mine = my_latch();
+    board()?
+        .workers
+        .iter()
+        .find(|place| place.latch.load(Ordering::Acquire) == mine)
+}
+
+/// Until [`unmute`], commits of events do not wake this worker.
+pub(crate) fn mute() {
+    if let Some(place) = my_place() {
+        place.muted.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Whether something may have been committed since this was last asked.
+pub(crate) fn unmute() -> bool {
+    my_place().is_some_and(|place| {
+        place.muted.store(false, Ordering::SeqCst);
+        place.missed.swap(false, Ordering::SeqCst)
+    })
 }
 
 /// The launcher stands ready to be asked.

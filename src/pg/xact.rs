@@ -56,11 +56,12 @@ unsafe extern "C-unwind" fn at_end(event: pg_sys::XactEvent::Type, _arg: *mut c_
             let database = unsafe { pg_sys::MyDatabaseId };
             LEASES.with_borrow_mut(Vec::clear);
             // First, so that whoever is woken sees it.
-            if CHANGED.replace(false) {
+            let changed = CHANGED.replace(false);
+            if changed {
                 shmem::count_change();
             }
             if WROTE.replace(false) {
-                shmem::wake_database(database);
+                shmem::wake_database(database, !changed);
             }
             if ANNOUNCES.replace(false) {
                 shmem::announce(database);

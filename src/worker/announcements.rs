@@ -62,6 +62,11 @@ impl Announcements {
         (!self.pending.is_empty()).then(|| self.next.unwrap_or_else(Instant::now))
     }
 
+    /// Before this there is nothing to tell, whatever is committed.
+    pub(super) fn not_before(&self) -> Option<Instant> {
+        self.next
+    }
+
     /// Tells what is due.
     pub(super) fn run(&mut self, now: Instant, floors: &mut BTreeMap<u32, Floors>) {
         if self.pending.is_empty() || self.next.is_some_and(|next| now < next) {

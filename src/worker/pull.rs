@@ -98,7 +98,7 @@ fn poll_leased(
 }
 
 /// Columns of outbox.poll, which are those of outbox.read.
-const POSITION: &str = "e.txid::text || ':' || e.seq::text as position";
+const POSITION: &str = "outbox.format_position(e.txid, e.seq) as position";
 
 /// The short way, for a sink that takes every event as it is: rows go from the table into the result.
 fn copy_window(
@@ -110,13 +110,11 @@ fn copy_window(
 ) -> Option<Handed> {
     let columns = format!("{}, {POSITION}", events::columns(stream));
     let handed = events::with_window_args(stream, place, limit, |late, args| {
-        let rows = spi.read(&events::window_sql(stream, late, &columns), args);
-        rows.store(store);
-        let last = rows.last(|row| Position {
-            txid: row.xid(0).unwrap_or(0),
-            seq: row.i64(1).unwrap_or(0),
-        })?;
-        let through = rows.count() < limit as u64;
+        let sql = events::window_sql(stream, late, &columns);
+        let stored = spi.read_into(store, &sql, args);
+        let (txid, seq) = stored.last?;
+        let last = Position { txid, seq };
+        let through = stored.count < limit as u64;
         let end = if through {
             Mark::END
         } else {
@@ -128,7 +126,7 @@ fn copy_window(
         Some(Handed {
             end,
             last,
-            events: i64::try_from(rows.count()).unwrap_or(0),
+            events: i64::try_from(stored.count).unwrap_or(i64::MAX),
         })
     });
     if handed.is_none() {

@@ -122,6 +122,6 @@ fn await_report(io: &Io) -> Outcome {
         if let Some(report) = io.reports().into_iter().next() {
             return report.outcome;
         }
-        latch::wait(Some(Duration::from_secs(1)), Some(io.readable()));
+        latch::wait(Duration::from_secs(1), Some(io.readable()));
     }
 }

@@ -3,6 +3,7 @@
 //! A plan is prepared once per process and statement text and kept. Postgres plans it anew by itself when a table changes.
 
 mod arg;
+mod receiver;
 mod record;
 mod row;
 mod user;

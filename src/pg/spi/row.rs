@@ -82,22 +82,6 @@ impl Rows<'_> {
         first
     }
 
-    /// The last row, turned into a value.
-    pub(crate) fn last<T>(&self, convert: impl FnOnce(&Row) -> T) -> Option<T> {
-        if self.table.is_null() {
-            return None;
-        }
-        // SAFETY: as in `each`.
-        let row = unsafe {
-            let count = (*self.table).numvals as usize;
-            let descriptor = (*self.table).tupdesc;
-            let mut row = Row::of(descriptor);
-            row.take(*(*self.table).vals.add(count.checked_sub(1)?), descriptor);
-            row
-        };
-        Some(convert(&row))
-    }
-
     /// Hands every row to a tuplestore, for a function that returns a set.
     pub(crate) fn store(&self, store: &super::super::call::TupleStore) {
         if self.table.is_null() {

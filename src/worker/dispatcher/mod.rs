@@ -33,6 +33,8 @@ const WANTED_CHECK: Duration = Duration::from_secs(1);
 const LEASE_RETRY: Duration = Duration::from_secs(1);
 /// Without shared memory no commit can wake us.
 const UNWOKEN_POLL: Duration = Duration::from_millis(250);
+/// The shortest time between two looks: where commits come faster than this, one look finds many, and writers get the processor.
+const LOOK_GAP: Duration = Duration::from_micros(500);
 /// How long the end of the process waits for deliveries in flight.
 const LAST_REPORTS: Duration = Duration::from_millis(500);
 /// While the extension is held by a DROP or ALTER EXTENSION.
@@ -94,6 +96,7 @@ pub(super) struct Dispatcher {
     check_cursors: bool,
     /// A changed sink has a delivery in flight: it is looked at again once that is over.
     changing: bool,
+    last_look: Instant,
     next_look: Instant,
     next_wanted_check: Instant,
     /// The next transaction id at the last look: if it is the same, nothing has been committed but what was unfinished then.
@@ -161,6 +164,7 @@ impl Dispatcher {
             held: false,
             check_cursors: true,
             changing: false,
+            last_look: now,
             next_look: now,
             next_wanted_check: now + WANTED_CHECK,
             looked_at_xid: 0,
@@ -346,8 +350,31 @@ impl Dispatcher {
         if !busy {
             self.report("");
         }
-        let woken = latch::rest(timeout, self.io.as_ref().map(Io::readable));
-        self.stale |= woken;
+        let readable = self.io.as_ref().map(Io::readable);
+        let pause = self.pause().min(timeout);
+        if pause.is_zero() {
+            self.stale |= latch::rest(timeout, readable);
+            return;
+        }
+        shmem::mute();
+        if pause > LOOK_GAP || self.courses.values().any(Course::is_in_flight) {
+            latch::rest(pause, readable);
+        } else {
+            // Too short for a wait that counts in milliseconds.
+            std::thread::sleep(pause);
+        }
+        self.stale |= shmem::unmute();
+    }
+
+    /// How long commits are of no interest.
+    fn pause(&self) -> Duration {
+        let listeners = self.maintenance.announcements.not_before();
+        let end = match listeners {
+            // There is nothing to deliver to, and those who listen have just been told.
+            Some(told) if self.only.is_none() && self.courses.is_empty() => told,
+            _ => self.last_look + LOOK_GAP,
+        };
+        end.saturating_duration_since(Instant::now())
     }
 
     fn report(&mut self, activity: &'static str) {

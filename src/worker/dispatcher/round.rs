@@ -100,7 +100,8 @@ impl Dispatcher {
                     self.look_at_streams(spi, xid);
                     self.looked_at_xid = xid;
                     self.stale = !self.just_taken.is_empty();
-                    self.next_look = Instant::now() + self.poll_interval();
+                    self.last_look = Instant::now();
+                    self.next_look = self.last_look + self.poll_interval();
                 }
                 let (seen, floors) = (&self.seen, &mut self.floors);
                 for course in self.courses.values_mut() {

@@ -11,8 +11,8 @@ use postgres::{Client, Row};
 
 use crate::Run;
 use crate::drain::listed;
-use crate::machine::Meter;
-use crate::processes::memory;
+use crate::machine::{Meter, TICKS};
+use crate::processes::{memory, ticks_of};
 use crate::profile::Profile;
 use crate::report::Line;
 use crate::stage::Stage;
@@ -63,24 +63,37 @@ pub(crate) fn figure(run: &Run) -> Vec<Line> {
     }
     let meter = Meter::start(&stage.cluster);
     let rate = |time: Duration| events as f64 / time.as_secs_f64();
+    let server = backend(&mut client);
     let (mut ours, mut pgq) = (Vec::new(), Vec::new());
+    let mut ticks = [0; 2];
+    let busy = || ticks_of(server).map_or(0, |ticks| ticks.own);
     for round in 0..rounds {
+        let start = busy();
         ours.push(rate(pull(&mut stage, &mut client, events)));
+        let middle = busy();
         pgq.push(rate(pull_pgq(&mut client, events, round)));
+        ticks[0] += middle - start;
+        ticks[1] += busy() - middle;
     }
     let others = meter.others();
-    let used = memory(&[backend(&mut client)]);
+    let used = memory(&[server]);
+    let cpu = ticks.map(|ticks| ticks as f64 / TICKS * 1e6 / (events * rounds as u64) as f64);
     let best = |rates: &[f64]| rates.iter().copied().fold(0.0, f64::max);
     vec![
         Line::new("pull, batches of 1,000", best(&ours), "events/s")
             .note(format!(
-                "best of {}; memory of the consumer's backend",
-                listed(&ours)
+                "best of {}; {:.2} µs of the backend's CPU an event; memory of that backend",
+                listed(&ours),
+                cpu[0]
             ))
             .memory(used)
             .others(others),
         Line::new("PgQ, the same", best(&pgq), "events/s")
-            .note(format!("best of {}", listed(&pgq)))
+            .note(format!(
+                "best of {}; {:.2} µs of the backend's CPU an event",
+                listed(&pgq),
+                cpu[1]
+            ))
             .others(others),
         Line::new("pull, ratio to PgQ", best(&ours) / best(&pgq), "").at_least(1.0),
     ]
