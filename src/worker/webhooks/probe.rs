@@ -60,6 +60,6 @@ fn attempted(attempt: Attempt) -> Result<Outcome, String> {
         if let Some(attempted) = io.attempted().into_iter().next() {
             return Ok(attempted.outcome);
         }
-        latch::wait(Some(Duration::from_secs(1)), Some(io.readable()));
+        latch::wait(Duration::from_secs(1), Some(io.readable()));
     }
 }
