@@ -45,7 +45,7 @@ run() {
 }
 
 cd "$checkout"
-outbox_setup "${majors[@]}"
+outbox_setup "${majors[@]}" tests
 if [ -n "$lint" ]; then
   cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
     run rustup component add rustfmt clippy

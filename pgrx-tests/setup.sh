@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what building and testing pg_outbox needs, and only what is missing. Source it for its functions, or run it:
 #
-#   pgrx-tests/setup.sh [15] [16] [18] [bench] [--install [--release]]
+#   pgrx-tests/setup.sh [15] [16] [18] [tests] [bench] [--install [--release]]
 #
 # It owns the private server trees. They lie in $outbox_root, by default /var/tmp/pg_outbox-<uid>-<checksum of the
 # checkout's path>: outside the checkout, because the servers run as user `postgres` when we are root, and that user may
@@ -184,14 +184,15 @@ register() {
   (cd "$checkout" && cargo pgrx init --no-run "${options[@]}" >&2)
 }
 
-# outbox_setup [15|16|18|bench]…: everything that building and testing on these majors needs.
+# outbox_setup [15|16|18|tests|bench]…: everything that building on these majors needs, and testing and measuring if named.
 outbox_setup() {
-  local arg majors=() bench=
+  local arg majors=() tests= bench=
   for arg; do
     case $arg in
       15 | 16 | 18) majors+=("$arg") ;;
+      tests) tests=yes ;;
       bench) bench=yes ;;
-      *) die "no such set-up: $arg (15, 16, 18 or bench)" ;;
+      *) die "no such set-up: $arg (15, 16, 18, tests or bench)" ;;
     esac
   done
   [ ${#majors[@]} -gt 0 ] || majors=(15)
@@ -208,8 +209,7 @@ outbox_setup() {
   need_debian_server # also for its user `postgres`, who runs the servers when we are root
   need_packages postgresql-server-dev-15 ${bench:+postgresql-15-pgq3}
   need_cargo_pgrx
-  make_python_libraries
-  make_node_library
+  [ -z "$tests" ] || { make_python_libraries; make_node_library; }
   local major
   for major in "${majors[@]}"; do
     case $major in
@@ -218,7 +218,7 @@ outbox_setup() {
     esac
   done
   register "${majors[@]}"
-  make_brokers
+  [ -z "$tests$bench" ] || make_brokers
 }
 
 # outbox_install MAJOR [--release]: builds the extension for a major and installs it into that major's tree.
@@ -261,7 +261,7 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
   outbox_setup "${what[@]}"
   if [ -n "$install" ]; then
     for arg in "${what[@]:-15}"; do
-      [ "$arg" = bench ] || outbox_install "$arg" $release
+      [[ $arg = @(tests|bench) ]] || outbox_install "$arg" $release
     done
   fi
 fi
