@@ -30,14 +30,14 @@ fn remembering() -> (Receiver, Arc<Mutex<Value>>) {
     (receiver, kept)
 }
 
-fn sink(db: &mut Client, receiver: &Receiver) {
+fn sink(db: &mut Client, receiver: &Receiver, arguments: &str) {
     let url = receiver.url();
     let origin = url
         .match_indices('/')
         .nth(2)
         .map_or(url.len(), |(at, _)| at);
     let checkpoint = json!({"checkpoint_url": format!("{}/at", &url[..origin])});
-    http_sink(db, "w", receiver, checkpoint, "batch_size => 10");
+    http_sink(db, "w", receiver, checkpoint, arguments);
 }
 
 /// Puts the cursor back to where `remembered` has it, while nobody delivers.
@@ -58,7 +58,7 @@ fn what_the_receiver_has_is_not_sent_again() {
     let (receiver, _) = remembering();
     let cluster = quick().start();
     let mut db = cluster.connect();
-    sink(&mut db, &receiver);
+    sink(&mut db, &receiver, "batch_size => 10");
     db.run("create table remembered as select * from outbox.cursors where name = 'sink:w'");
     emit(&mut db, 1..=25);
     receiver.wait_for(25);
@@ -104,7 +104,7 @@ fn without_an_answer_nothing_is_sent() {
     });
     let cluster = quick().start();
     let mut db = cluster.connect();
-    sink(&mut db, &receiver);
+    sink(&mut db, &receiver, "batch_size => 10");
     emit(&mut db, 1..=3);
     for (reply, says) in [
         (
@@ -172,7 +172,7 @@ fn a_request_that_got_no_answer_is_asked_for() {
             true => Reply::ok(),
         }
     });
-    sink(&mut db, &receiver);
+    sink(&mut db, &receiver, "batch_size => 10");
     emit(&mut db, 1..=10);
     until_status(&mut db, "w", "all delivered", |status| {
         status.delivered == 10
@@ -192,4 +192,64 @@ fn a_request_that_got_no_answer_is_asked_for() {
             >= 2)
             .then_some(())
     });
+}
+
+#[test]
+fn transactions_whose_events_are_numbered_in_turn_are_not_cut() {
+    let (receiver, kept) = remembering();
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let whole = "\"grouping\" => 'transaction', batch_size => 2, enabled => false";
+    sink(&mut db, &receiver, whole);
+    // The second one ends first in numbers, and so it comes first; the first one has a smaller number than any of it.
+    let (mut one, mut two) = (cluster.connect(), cluster.connect());
+    let mut first = one.transaction().unwrap();
+    let mut second = two.transaction().unwrap();
+    for (transaction, id) in [(1, "a1"), (2, "b1"), (2, "b2"), (1, "a2")] {
+        let emitter = if transaction == 1 {
+            &mut first
+        } else {
+            &mut second
+        };
+        emitter.run(&format!(
+            "select outbox.emit('test.turn', '{{}}', id => '{id}')"
+        ));
+    }
+    first.commit().unwrap();
+    second.commit().unwrap();
+    // The receiver takes one transaction, and of the other one only hears; nothing is saved, and the dispatcher is killed.
+    let taken = Arc::clone(&kept);
+    receiver.reply_with(move |request| {
+        let mut kept = taken.lock().unwrap();
+        match request.method.as_str() {
+            "GET" => Reply::ok().body(json!({"position": *kept}).to_string()),
+            _ if kept.is_null() => {
+                *kept = json!(request.header("outbox-checkpoint"));
+                Reply::ok()
+            }
+            _ => Reply::hang(),
+        }
+    });
+    let mut holder = cluster.connect();
+    let mut held = holder.transaction().unwrap();
+    held.run("select from outbox.cursors where name = 'sink:w' for update");
+    db.run("select outbox.resume_sink('w')");
+    receiver.wait_for(2);
+    kill_dispatcher(&cluster, "app");
+    drop(held);
+    let taken = Arc::clone(&kept);
+    receiver.reply_with(move |request| match request.method.as_str() {
+        "GET" => Reply::ok().body(json!({"position": *taken.lock().unwrap()}).to_string()),
+        _ => Reply::ok(),
+    });
+    let mut db = cluster.connect();
+    until_status(&mut db, "w", "all delivered", |status| {
+        status.delivered == 4
+    });
+    let first_arrivals: Vec<_> = receiver
+        .first_arrivals()
+        .into_iter()
+        .map(|event| event.id)
+        .collect();
+    assert_eq!(first_arrivals, ["b1", "b2", "a1", "a2"]);
 }

@@ -58,7 +58,7 @@ impl Reached {
         let window = &place.window;
         let (done, seq) = match place.mark {
             Mark::END => (&window.upto, NOTHING),
-            // In whole-transaction order a seq alone does not say what is behind it.
+            // Within a transaction: a seq alone does not say what is behind it.
             Mark { group, seq } if group != seq => (&window.done, NOTHING),
             Mark { seq, .. } => (&window.done, seq),
         };

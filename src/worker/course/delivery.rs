@@ -8,7 +8,9 @@ use pgrx::PgSqlErrorCode;
 
 use super::super::{entry::Entry, now, until};
 use super::{Course, Target};
-use crate::dispatch::{Failure, Fate, Floors, Health, Outcome, Refusal, Settled, Step, Time};
+use crate::dispatch::{
+    Failure, Fate, Floors, Health, Mark, Outcome, Place, Refusal, Settled, Step, Time,
+};
 use crate::envelope::Event;
 use crate::pg::error::Complaint;
 use crate::pg::spi::{Record, Spi};
@@ -16,7 +18,7 @@ use crate::settings;
 use crate::sinks::Batch;
 use crate::store::cursors::Save;
 use crate::store::events;
-use crate::store::sinks::{self, Hold};
+use crate::store::sinks::{self, Grouping, Hold};
 use crate::store::streams::{self, Horizon};
 
 /// What is to be handed over.
@@ -84,10 +86,7 @@ impl Course {
                     events: events.map(Arc::clone).collect(),
                     secrets,
                     origin: Arc::clone(&self.origin),
-                    // What is before the head is settled; what is before any other event is not.
-                    reaches: (range.start == 0)
-                        .then(|| self.entries(range).last().map(Entry::place))
-                        .flatten(),
+                    reaches: self.reaches(range),
                 },
             },
             Target::Function(_) => Handover::Function {
@@ -98,6 +97,23 @@ impl Course {
                     .collect(),
             },
         }
+    }
+
+    /// What is settled once these are through: what is before the head is already, what is before any other event is not.
+    fn reaches(&self, range: &Range<usize>) -> Option<Place> {
+        if range.start > 0 {
+            return None;
+        }
+        let place = self.entries(range).last()?.place();
+        Some(match self.sink.grouping {
+            // Here a later event may have a smaller number, and a destination that is told a place goes by that: only what is
+            // before the window is behind it for certain.
+            Grouping::Transaction if place.mark != Mark::END => Place {
+                mark: Mark::default(),
+                ..place
+            },
+            _ => place,
+        })
     }
 
     /// Whether a report belongs to the delivery in flight.
