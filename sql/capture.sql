@@ -63,11 +63,12 @@ create function outbox.primary_key(relation regclass) returns text[]
           join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
          where i.indrelid = relation and i.indisprimary and k.place <= i.indnkeyatts order by k.place);
 
+-- But for virtual ones, which are generated when they are read: triggers do not see them.
 create function outbox.columns_of(relation regclass) returns text[]
     language sql stable set search_path = pg_catalog, outbox, pg_temp
     return array(
         select a.attname::text from pg_attribute a
-         where a.attrelid = relation and a.attnum > 0 and not a.attisdropped order by a.attnum);
+         where a.attrelid = relation and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v' order by a.attnum);
 
 -- A table with its partitions and children.
 create function outbox.tree_of(relation regclass) returns setof regclass
@@ -201,6 +202,21 @@ begin
     end if;
 end $$;
 
+-- A partition or child belongs to the capture of its root, and has none of its own.
+create function outbox.check_alone(relation regclass) returns void
+    language plpgsql stable set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    other regclass;
+begin
+    select o.relation into other from outbox.captures o
+     where o.relation <> check_alone.relation
+       and (o.relation in (select outbox.lineage_of(check_alone.relation)) or check_alone.relation::oid in (select outbox.lineage_of(o.relation))) limit 1;
+    if found then
+        raise exception 'table % is captured with %', relation, other
+            using errcode = '42710', detail = 'One is a partition or child of the other.', hint = 'Capture the root alone: its partitions belong to it.';
+    end if;
+end $$;
+
 create function outbox.no_such_capture(relation regclass) returns void
     language plpgsql stable set search_path = pg_catalog, outbox, pg_temp as $$
 begin
@@ -208,12 +224,43 @@ begin
         using errcode = '42704', hint = 'Captures are made by outbox.capture and listed in outbox.captures.';
 end $$;
 
+-- Granted to the roles that conditions run as, so that none of them is dropped while one does. It does nothing.
+create function outbox.owns_condition() returns void
+    language sql immutable set search_path = pg_catalog, outbox, pg_temp
+    begin atomic end;
+comment on function outbox.owns_condition() is 'whoever may call it owns a condition, and cannot be dropped before outbox.uncapture or outbox.alter_capture takes that away';
+
+create function outbox.hold_owner(role regrole) returns void
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    if not exists (select from pg_roles r where r.oid = role) then
+        return;
+    elsif exists (select from outbox.captures c where c.owner = role and c.condition is not null) then
+        execute format('grant execute on function outbox.owns_condition() to %s', role);
+    else
+        execute format('revoke execute on function outbox.owns_condition() from %s', role);
+    end if;
+end $$;
+
+create function outbox.hold_owners() returns trigger
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    if tg_op <> 'INSERT' then
+        perform outbox.hold_owner(old.owner);
+    end if;
+    if tg_op <> 'DELETE' then
+        perform outbox.hold_owner(new.owner);
+    end if;
+    return null;
+end $$;
+create trigger outbox_hold_owners after insert or delete or update of owner, condition on outbox.captures
+    for each row execute function outbox.hold_owners();
+
 -- Checks everything about a capture but its condition, and puts it into force.
 create function outbox.put_capture(caller oid, c outbox.captures, is_new boolean) returns void
     language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
 declare
     r record;
-    other regclass;
 begin
     perform outbox.check_may_capture(caller, c.relation);
     select k.relkind, k.relpersistence, k.relnamespace::regnamespace::text as schema into r from pg_class k where k.oid = c.relation;
@@ -243,13 +290,7 @@ begin
         raise exception 'stream "%" is a table of its own', c.stream
             using errcode = '22023', detail = 'Changes are captured into streams that outbox.create_stream has made.';
     end if;
-    select o.relation into other from outbox.captures o
-     where o.relation <> c.relation
-       and (o.relation in (select outbox.lineage_of(c.relation)) or c.relation::oid in (select outbox.lineage_of(o.relation))) limit 1;
-    if found then
-        raise exception 'table % is captured with %', c.relation, other
-            using errcode = '42710', detail = 'One is a partition or child of the other.', hint = 'Capture the root alone: its partitions belong to it.';
-    end if;
+    perform outbox.check_alone(c.relation);
     if is_new then
         begin
             insert into outbox.captures select (c).*;

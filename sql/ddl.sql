@@ -37,6 +37,7 @@ declare
     gone text;
     problem text;
 begin
+    perform outbox.check_alone(c.relation);
     c := outbox.rename_column(c, new_name);
     select quote_ident(n) into gone from unnest(c.columns || outbox.needed_columns(c)) n
      where n <> all (outbox.columns_of(c.relation)) limit 1;

@@ -89,12 +89,12 @@ const SQL: &str = "
       join pg_catalog.pg_class s on s.oid = t.relation join pg_catalog.pg_namespace sn on sn.oid = s.relnamespace
       join pg_catalog.pg_class q on q.oid = t.sequence join pg_catalog.pg_namespace qn on qn.oid = q.relnamespace";
 
-/// The columns of a table that the captured one has, too.
+/// The columns of a table that the captured one has, too. What is generated when it is read is in no row that a trigger sees.
 const COLUMNS: &str = "
     select a.attname::text, a.attnum::int, a.atttypid
       from pg_catalog.pg_attribute c join pg_catalog.pg_attribute a on a.attname = c.attname
      where c.attrelid = $2 and c.attnum > 0 and not c.attisdropped
-       and a.attrelid = $1 and a.attnum > 0 and not a.attisdropped
+       and a.attrelid = $1 and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
      order by c.attnum";
 
 /// The youngest come first: they get most of the rows. None where a partition is chosen by an expression, which may hold a user's code.

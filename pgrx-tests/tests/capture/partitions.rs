@@ -165,6 +165,45 @@ fn an_update_across_partitions_is_one_update() {
 }
 
 #[test]
+fn a_captured_table_does_not_become_part_of_another() {
+    let (_cluster, mut db) = quiet();
+    partitioned(&mut db);
+    db.run("create table t_z (like t including all); select outbox.capture('t_z')");
+    assert_eq!(
+        db.refused("alter table t attach partition t_z for values in ('z')")
+            .sqlstate,
+        "42710"
+    );
+    db.run(
+        "select outbox.uncapture('t_z'); alter table t attach partition t_z for values in ('z')",
+    );
+    assert_eq!(
+        placed(&after(&mut db, "insert into t_z values (1, 'z', 1)")),
+        ["insert 1:z in public.t_z"]
+    );
+}
+
+#[test]
+fn a_row_that_does_not_arrive_is_an_error() {
+    let (_cluster, mut db) = quiet();
+    partitioned(&mut db);
+    db.run(
+        "insert into t values (1, 'a', 1), (2, 'a', 2);
+         create function no() returns trigger language plpgsql as $$ begin return null; end $$;
+         create trigger no before insert on t_b for each row execute function no()",
+    );
+    taken(&mut db);
+    assert_eq!(
+        db.refused("update t set k = 'b' where id = 1").sqlstate,
+        "0A000"
+    );
+    assert_eq!(
+        short(&mut db, "update t set n = 5 where id = 1"),
+        ["update 1:a"]
+    );
+}
+
+#[test]
 fn truncate_is_one_event() {
     let (_cluster, mut db) = quiet();
     partitioned(&mut db);

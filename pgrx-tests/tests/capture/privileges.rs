@@ -80,6 +80,25 @@ fn a_condition_runs_as_the_role_that_supplied_it() {
 }
 
 #[test]
+fn a_role_whose_condition_is_in_force_is_not_dropped() {
+    let (cluster, mut db) = quiet();
+    db.run("create role op login; select outbox.grant('op', 'operate'); create table t (id int primary key); create table u (id int primary key)");
+    db.run("grant select, trigger on t, u to op");
+    let mut op = cluster.connect_as("op");
+    op.run("select outbox.capture('t', condition => 'new.id > 1'), outbox.capture('u', condition => 'true')");
+    db.run("select outbox.revoke('op', 'operate'); revoke all on t, u from op");
+    assert_eq!(db.refused("drop role op").sqlstate, "2BP01");
+    assert_eq!(
+        short(&mut db, "insert into t values (1), (2)"),
+        ["insert 2"]
+    );
+    db.run("select outbox.uncapture('u')");
+    assert_eq!(db.refused("drop role op").sqlstate, "2BP01");
+    db.run("select outbox.alter_capture('t', condition => 'new.id > 2'); drop role op");
+    assert_eq!(short(&mut db, "insert into t values (3)"), ["insert 3"]);
+}
+
+#[test]
 fn what_a_capture_reads_runs_no_code_of_a_users_type() {
     let (cluster, mut db) = quiet();
     db.run("create role op login; select outbox.grant('op', 'operate'); grant create on schema public to op");
