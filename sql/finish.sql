@@ -23,6 +23,8 @@ select pg_catalog.pg_extension_config_dump('outbox.cursors', '');
 select pg_catalog.pg_extension_config_dump('outbox.sinks', '');
 select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.sinks', 'number'), '');
 select pg_catalog.pg_extension_config_dump('outbox.sink_health', '');
+select pg_catalog.pg_extension_config_dump('outbox.parked', '');
+select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.parked', 'number'), '');
 select pg_catalog.pg_extension_config_dump('outbox.dead_letters', '');
 select pg_catalog.pg_extension_config_dump('outbox.captures', '');
 select pg_catalog.pg_extension_config_dump('outbox.ddl_captures', '');

@@ -38,8 +38,8 @@ begin
         -- With the type one makes functions that take events.
         return next 'usage on type outbox.event';
         return query select 'select on table outbox.' || t from unnest(array[
-            'status', 'sinks', 'cursors', 'dead_letters', 'streams', 'sink_health', 'captures', 'backfills', 'backfill_status', 'usage_windows', 'usage_dead_letters',
-            'usage_recorder']) t;
+            'status', 'sinks', 'cursors', 'dead_letters', 'parked', 'streams', 'sink_health', 'captures', 'backfills', 'backfill_status',
+            'usage_windows', 'usage_dead_letters', 'usage_recorder']) t;
         return next 'usage on type outbox.usage_window';
         return query select 'execute on function outbox.' || f from unnest(array[
             'sink_status()', 'tick(text)', 'start()', 'stop()', 'prune(text)',

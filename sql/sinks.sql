@@ -131,6 +131,7 @@ begin
     end if;
     delete from outbox.cursors c where c.name = 'sink:' || drop_sink.id;
     delete from outbox.sink_health h where h.sink = drop_sink.id;
+    delete from outbox.parked p where p.sink = drop_sink.id;
     delete from outbox.sink_grants g where g.sink = drop_sink.id;
 end $$;
 comment on function outbox.drop_sink(text) is

@@ -50,12 +50,15 @@ begin
         select k.id, k.kind, k.stream, k.enabled, k."grouping", st.relation, st.sequence, st.pruned_seq, c.done,
                coalesce(c.upto, '3:3:') as upto, coalesce(c.at_seq, at_end) as at_seq, c.at_group, coalesce(c.floor, 0) as floor,
                coalesce(c.ceiling, 0) as ceiling, c.delivered, c.delivered_at, h.state as health, h.attempts, h.last_error,
-               h.next_attempt_at, l.pid
+               h.next_attempt_at, l.pid, p.events as parked, p.oldest as parked_oldest
           from outbox.sinks k
           join outbox.streams st on st.name = k.stream
           left join outbox.cursors c on c.name = 'sink:' || k.id
           left join outbox.sink_health h on h.sink = k.id
           left join leases l on l.number = k.number
+          cross join lateral (
+              select count(*) as events, min(w."time") as oldest
+                from outbox.parked w where w.sink = k.id) p
          order by k.id
     loop
         execute outbox.undelivered_sql(s.relation, s.at_seq < at_end, s."grouping" = 'transaction', s.upto)
@@ -68,9 +71,9 @@ begin
         stream := s.stream;
         lag_events := case when undelivered.events > 1000
                            then greatest(undelivered.events, last_seq - case when s.at_seq < at_end then s.at_seq else s.ceiling end)
-                           else undelivered.events end;
+                           else undelivered.events end + s.parked;
         -- Not the difference of the two times: an event may be of infinity, from which nothing can be taken away.
-        lag_seconds := greatest(0, extract(epoch from clock_timestamp()) - extract(epoch from undelivered.oldest));
+        lag_seconds := greatest(0, extract(epoch from clock_timestamp()) - extract(epoch from least(undelivered.oldest, s.parked_oldest)));
         delivered := coalesce(s.delivered, 0);
         dead_letters := (select count(*) from outbox.dead_letters d where d.sink = s.id);
         attempts := coalesce(s.attempts, 0);
@@ -95,6 +98,7 @@ begin
                 case when s.pid is null then 'a consumer' else 'outbox.ack by the session with pid ' || s.pid end
             when s.kind <> 'pull' and s.pid is null and holders.dispatcher is null and (undelivered.events > 0 or state <> 'stopped') then
                 'a dispatcher: outbox.start, or shared_preload_libraries'
+            when state = 'retrying' and s.parked > 0 then format('the destination, to take %s parked events%s', s.parked, again)
             when state in ('retrying', 'down') then 'the destination' || again
             when state = 'error' then 'outbox.alter_sink' || replace(again, ', until', ', or until')
             when state = 'flowing' then case when s.kind = 'function' then 'its function' else 'the destination' end
@@ -147,6 +151,6 @@ create function outbox.undelivered_sql(relation regclass, in_window boolean, by_
 create view outbox.status as select * from outbox.sink_status();
 comment on view outbox.status is
     'a row per sink: its state (idle, flowing, retrying, down, error, paused, stopped; polled for a pull sink in use), what waits, and for what';
-comment on column outbox.status.lag_events is 'events not delivered yet; beyond 1000 an estimate by their numbers';
+comment on column outbox.status.lag_events is 'events not delivered yet, parked ones included; beyond 1000 an estimate by their numbers';
 comment on column outbox.status.lag_seconds is 'age of the oldest of them';
 comment on column outbox.status.waiting_for is 'what the sink waits for: a destination, a consumer, an open transaction that may still bring it events';

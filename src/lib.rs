@@ -34,10 +34,11 @@ extension_sql_file!(
     requires = ["positions"]
 );
 extension_sql_file!("../sql/sinks.sql", name = "sinks", requires = ["cursors"]);
+extension_sql_file!("../sql/parked.sql", name = "parked", requires = ["sinks"]);
 extension_sql_file!(
     "../sql/dead_letters.sql",
     name = "dead_letters",
-    requires = ["sinks"]
+    requires = ["parked"]
 );
 extension_sql_file!(
     "../sql/worker.sql",

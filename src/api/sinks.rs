@@ -15,7 +15,8 @@ use crate::sinks::{self as kinds, Config, ConfigError};
 use crate::store::events;
 use crate::store::sinks::{self, Grouping, NewSink, SinkRow};
 use crate::store::streams::{self, Stream};
-use crate::store::{cursors, rebase, transactions};
+use crate::store::{cursors, parked, rebase, transactions};
+use crate::worker::function::{self, Returns};
 use crate::worker::shaping;
 
 impl From<ConfigError> for Complaint {
@@ -174,7 +175,28 @@ fn alter_sink(call: pg_sys::FunctionCallInfo) {
     if new_config {
         may_use_files(&checked, caller).or_raise();
     }
-    as_extension(|| connected(|spi| sinks::update(spi, &sink)));
+    as_extension(|| {
+        connected(|spi| {
+            // The row is ours, so nothing more can be parked meanwhile.
+            if chosen.grouping.is_some()
+                && sink.grouping == Grouping::Transaction
+                && parked::any(spi, &id)
+            {
+                still_parked(&id).raise();
+            }
+            sinks::update(spi, &sink);
+        });
+    });
+}
+
+/// Parked events are delivered one by one, and whole transactions must not overtake them.
+fn still_parked(id: &str) -> Complaint {
+    Complaint::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("sink \"{id}\" has parked events"),
+    )
+    .detail("They are delivered one by one, before other events of their keys.")
+    .hint("Change its grouping when outbox.parked has none of it any more.")
 }
 
 /// Which code of a sink is new and has to be looked at.
@@ -278,11 +300,14 @@ fn check(sink: &mut SinkRow, code: Code) -> Result<Config, Complaint> {
     match sink.isolation.as_str() {
         "batch" => {}
         "key" => {
-            return Err(Complaint::new(
-                PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-                "isolation \"key\" is not there yet",
-            )
-            .hint("Leave it at \"batch\"."));
+            config.may_isolate_keys()?;
+            if sink.grouping == Grouping::Transaction {
+                return Err(Complaint::bad_argument(
+                    "isolation \"key\" does not go with grouping \"transaction\"",
+                )
+                .detail("A transaction is handed over as a whole, and may be about many keys.")
+                .hint("Choose one of them."));
+            }
         }
         other => {
             return Err(
@@ -358,6 +383,14 @@ fn resolve(name: &str, owner: pg_sys::Oid) -> Result<pg_sys::Oid, Complaint> {
     };
     let oid = found.map_err(|_| missing())?.ok_or_else(missing)?;
     check_function(oid, "function", Shape::Sink, owner)?;
+    if as_extension(|| connected(|spi| function::returns(spi, oid))) == Some(Returns::Other) {
+        let name = catalog::function_name(oid).unwrap_or_default();
+        return Err(
+            Complaint::bad_argument(format!("function {name} does not fit as function"))
+                .detail("It returns neither nothing nor reports on single events.")
+                .hint("Let it return void, or rows: returns table (seq bigint, result text, error text)."),
+        );
+    }
     Ok(oid)
 }
 

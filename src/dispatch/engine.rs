@@ -8,19 +8,23 @@ use super::backoff::{Time, delay, remaining};
 use super::checkpoint::Checkpoint;
 use super::health::Health;
 use super::neighbours::{self, NEIGHBOURS, Neighbours};
-use super::outcome::{Failure, Outcome, Refusal, Setback};
-use super::policy::Policy;
+use super::outcome::{Outcome, Setback, Verdict};
+use super::policy::{Isolation, Policy};
 use super::queue::{Item, Queue, Settled, Trial};
 use super::sizing::Sizing;
 
 #[cfg(test)]
 mod tests;
 
+/// Isolated by key, how many events are pending at most while another key is looked for. If all of
+/// them are of the one that fails, that one is parked without proof.
+const LOOK_FOR_KEYS: usize = 1_000;
+
 /// What the caller is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Hand over these events, given as offsets from the head of the queue, in one delivery; then
-    /// report its outcome.
+    /// Hand over these events, given as offsets from the head of the queue, in one delivery, but for
+    /// those among them that are not pending (see [`Engine::to_deliver`]); then report its outcome.
     Deliver(Range<usize>),
     /// Ask again at this time, which is later than now.
     Wait(Time),
@@ -44,6 +48,7 @@ enum Phase {
 #[derive(Debug)]
 pub struct Engine<T: Item> {
     policy: Policy,
+    isolation: Isolation,
     queue: Queue<T>,
     phase: Phase,
     in_flight: Option<Range<usize>>,
@@ -85,6 +90,7 @@ impl<T: Item> Engine<T> {
         };
         Engine {
             policy: policy.usable(),
+            isolation: Isolation::Batch,
             queue: Queue::new(trial),
             phase: Phase::Advance,
             in_flight: None,
@@ -115,6 +121,22 @@ impl<T: Item> Engine<T> {
         self.policy = policy.usable();
     }
 
+    /// What an event that fails from now on holds up. Keys that are held stay so.
+    pub fn set_isolation(&mut self, isolation: Isolation) {
+        self.isolation = isolation;
+    }
+
+    /// Events of this key are parked: one of them is already.
+    pub fn hold(&mut self, key: &T::Key) {
+        self.queue.hold(key);
+    }
+
+    /// Nothing of this key is parked any more: it takes part again. False if it cannot do so yet, for
+    /// something of it is about to leave as parked.
+    pub fn release(&mut self, key: &T::Key) -> bool {
+        self.queue.release(key)
+    }
+
     /// Somebody changed or resumed the sink: the head is tried without further waiting. Attempts
     /// stay counted.
     pub fn retry_now(&mut self) {
@@ -127,16 +149,24 @@ impl<T: Item> Engine<T> {
     }
 
     /// An event that is not in this queue has just gone through to the same sink: a head that has
-    /// failed often enough is decided on without further waiting.
-    pub fn sink_is_up(&mut self) {
-        if self.in_flight.is_none() && self.attempts() >= self.policy.poison_attempts {
-            self.phase = Phase::Decide;
+    /// failed often enough is decided on without further waiting; isolated by key, one that has failed
+    /// is parked. Returns what leaves the queue.
+    pub fn sink_is_up(&mut self) -> Vec<Settled<T>> {
+        if self.in_flight.is_some() || self.attempts() < self.enough_to_test() {
+            return Vec::new();
         }
+        match self.isolation {
+            Isolation::Batch => self.phase = Phase::Decide,
+            Isolation::Key => self.park_failed(1),
+        }
+        self.settle()
     }
 
-    /// Adds an event behind all others.
-    pub fn push(&mut self, item: T) {
+    /// Adds an event behind all others. Returns it at once if its key is held and nothing is ahead of
+    /// it.
+    pub fn push(&mut self, item: T) -> Vec<Settled<T>> {
         self.queue.push(item);
+        self.settle()
     }
 
     /// Adds an event that went through ahead of the head before a restart; it is not handed over
@@ -163,6 +193,11 @@ impl<T: Item> Engine<T> {
         self.queue.get(offset).map(|entry| entry.item())
     }
 
+    /// The events to hand over of a stretch that a step has named.
+    pub fn to_deliver(&self, range: &Range<usize>) -> impl Iterator<Item = &T> {
+        self.queue.pending(range.clone()).map(|entry| entry.item())
+    }
+
     /// How many more events a read should bring now: for four full batches, and enough to choose a
     /// neighbour from once the head has failed.
     pub fn wants(&self) -> usize {
@@ -174,8 +209,17 @@ impl<T: Item> Engine<T> {
         if self.attempts() == 0 {
             return for_batches;
         }
-        let there = usize::from(!self.is_empty()) + neighbours::available(&self.queue);
-        for_batches.max((1 + NEIGHBOURS).saturating_sub(there))
+        let neighbours = neighbours::available(&self.queue, self.isolation);
+        let there = usize::from(!self.is_empty()) + neighbours;
+        let for_tests = (1 + NEIGHBOURS).saturating_sub(there);
+        match self.isolation {
+            Isolation::Batch => for_batches.max(for_tests),
+            Isolation::Key => {
+                let room = LOOK_FOR_KEYS.saturating_sub(self.queue.events());
+                let for_tests = if neighbours == 0 { room } else { for_tests };
+                for_batches.max(for_tests.min(room))
+            }
+        }
     }
 
     /// What was handed over and has no outcome yet.
@@ -190,13 +234,16 @@ impl<T: Item> Engine<T> {
         if self.in_flight.is_some() || self.queue.is_empty() {
             return Step::Idle;
         }
+        if self.phase == Phase::Advance && self.has_key_to_ask() {
+            self.phase = Phase::Test;
+        }
         let neighbour = match self.phase {
-            Phase::Test => self.neighbours.choose(&self.queue),
+            Phase::Test => self.neighbours.choose(&self.queue, self.isolation),
             Phase::Advance | Phase::Decide => None,
         };
         // Without a neighbour the head goes on waiting; one that comes later must not cut the wait
         // short.
-        let too_early = self.attempts() < self.policy.poison_attempts;
+        let too_early = self.attempts() < self.enough_to_test();
         if self.phase == Phase::Test && (neighbour.is_none() || too_early) {
             self.phase = Phase::Advance;
         }
@@ -230,19 +277,16 @@ impl<T: Item> Engine<T> {
         let Some(range) = self.in_flight.take() else {
             return Vec::new();
         };
-        if let Outcome::Failed(Refusal {
-            retry_after: Some(wait),
-            ..
-        }) = outcome
-        {
-            self.not_before = Some(now.after((*wait).min(self.policy.retry_max)));
+        if let Some(wait) = outcome.retry_after() {
+            self.not_before = Some(now.after(wait.min(self.policy.retry_max)));
             self.proven = 0;
         }
-        let up = match (std::mem::take(&mut self.phase), range.len()) {
+        let count = self.queue.pending(range.clone()).count();
+        let up = match (std::mem::take(&mut self.phase), count) {
             (Phase::Decide, _) => self.decided(now, outcome.alone()),
             (Phase::Test, _) => self.tested(now, range.start, outcome.alone()),
             (Phase::Advance, 1) => self.tried_alone(now, outcome.alone()),
-            (Phase::Advance, _) => self.tried_together(now, range, outcome),
+            (Phase::Advance, _) => self.tried_together(now, range, count, outcome),
         };
         let settled = self.settle();
         if self.proven > 0 && self.attempts() > 0 {
@@ -273,6 +317,7 @@ impl<T: Item> Engine<T> {
     pub fn next_attempt_at(&self) -> Option<Time> {
         match (&self.in_flight, self.phase) {
             (Some(_), _) => None,
+            (None, Phase::Advance) if self.has_key_to_ask() => self.not_before,
             (None, Phase::Advance) => self.due(),
             // A test and a decision do not wait for the head's back-off.
             (None, Phase::Test | Phase::Decide) => self.not_before,
@@ -299,33 +344,44 @@ impl<T: Item> Engine<T> {
 
     /// Several events from the head on. Returns, like its siblings, whether the sink has shown that
     /// it is up.
-    fn tried_together(&mut self, now: Time, range: Range<usize>, outcome: &Outcome) -> bool {
-        let failures: &[Failure] = match outcome {
-            Outcome::Delivered => &[],
-            Outcome::Partial(failures) => failures,
-            Outcome::Failed(refusal) => {
-                self.sizing.failed(range.len(), &refusal.error);
+    fn tried_together(
+        &mut self,
+        now: Time,
+        range: Range<usize>,
+        count: usize,
+        outcome: &Outcome,
+    ) -> bool {
+        let verdicts = match outcome.verdicts(count) {
+            Ok(verdicts) => verdicts,
+            Err(error) => {
+                self.sizing.failed(count, range.end, error);
                 return false;
             }
         };
-        let mut listed = vec![None; range.len()];
-        for failure in failures.iter().rev() {
-            if let Some(place) = listed.get_mut(failure.index) {
-                *place = Some(failure);
-            }
-        }
-        for (entry, failure) in self.queue.range_mut(range).zip(listed) {
-            let Some(failure) = failure else {
-                entry.went_through();
-                continue;
+        let mut proven = false;
+        let handed_over = self.queue.range_mut(range.clone());
+        let handed_over = handed_over.filter(|entry| entry.is_pending());
+        for (entry, verdict) in handed_over.zip(verdicts) {
+            let failure = match verdict {
+                Verdict::Through => {
+                    entry.went_through();
+                    proven = true;
+                    continue;
+                }
+                Verdict::Untried => continue,
+                Verdict::Failed(failure) => failure,
             };
             entry.trial.failed(&failure.error);
             entry.named = true;
             if failure.permanent {
                 entry.condemn(&failure.error);
+                proven = true;
             } else {
                 entry.trial.due = Some(now.after(delay(&self.policy, entry.trial.attempts, None)));
             }
+        }
+        if proven && self.isolation == Isolation::Key {
+            self.park_failed(range.end);
         }
         true
     }
@@ -335,8 +391,11 @@ impl<T: Item> Engine<T> {
         let up = self.record(now, 0, result);
         if !up {
             self.sizing.found();
-            if self.attempts() >= self.policy.poison_attempts {
+            if self.attempts() >= self.enough_to_test() {
                 self.phase = Phase::Test;
+            }
+            if self.isolation == Isolation::Key && self.nothing_else_to_try() {
+                self.park_failed(1);
             }
         }
         up
@@ -353,8 +412,11 @@ impl<T: Item> Engine<T> {
                     entry.trial.excuse();
                 }
             }
-            self.proven = offset;
             self.neighbours.forget();
+            match self.isolation {
+                Isolation::Batch => self.proven = offset,
+                Isolation::Key => self.park_failed(offset),
+            }
         } else {
             self.neighbours.failed(offset);
             let retry_after = result.err().and_then(|setback| setback.retry_after);
@@ -380,6 +442,40 @@ impl<T: Item> Engine<T> {
             head.condemn(setback.error);
         }
         up
+    }
+
+    /// How often the head must have failed for a neighbour to be tried. Isolated by key, nothing else is
+    /// at stake than who waits.
+    fn enough_to_test(&self) -> u32 {
+        match self.isolation {
+            Isolation::Batch => self.policy.poison_attempts,
+            Isolation::Key => 1,
+        }
+    }
+
+    /// Whether the head has failed, and no other key has been tried since though there is one now: it must
+    /// not wait for the head's back-off.
+    fn has_key_to_ask(&self) -> bool {
+        self.isolation == Isolation::Key
+            && self.attempts() > 0
+            && !self.neighbours.any_failed()
+            && neighbours::available(&self.queue, self.isolation) > 0
+    }
+
+    /// Whether all that is pending is of the head's key, and that is as much as may be looked at.
+    fn nothing_else_to_try(&self) -> bool {
+        self.queue.events() >= LOOK_FOR_KEYS
+            && neighbours::available(&self.queue, self.isolation) == 0
+    }
+
+    /// Parks what has failed of the first `end` events, and all behind it of the same keys.
+    fn park_failed(&mut self, end: usize) {
+        let failed = self.queue.pending(0..end);
+        let failed = failed.filter(|entry| entry.trial.attempts > 0);
+        let keys: Vec<T::Key> = failed.map(|entry| entry.item().key().clone()).collect();
+        for key in keys {
+            self.queue.hold(&key);
+        }
     }
 
     /// Lets go of what is decided at the head.

@@ -20,11 +20,18 @@
 //!   good one. That one is enough to decide on all bad ones ahead of it.
 //! - *Nothing is handed over out of order*, but for the single events that are tried to tell a bad
 //!   event from an outage.
+//!
+//! With [`Isolation::Key`] the engine gives nothing up but what the sink judges for good. As soon as
+//! another key has gone through, a failing event leaves as parked, and so do the later ones of its
+//! key; [`Lanes`] takes them from there, and until it has none left the engine parks whatever comes
+//! of that key. An event that overtakes one of its own key is never tried. In an outage nothing is
+//! parked, but for what a sink names that takes others of the same batch.
 
 mod backoff;
 mod checkpoint;
 mod engine;
 mod health;
+mod lanes;
 mod neighbours;
 mod outcome;
 mod policy;
@@ -39,10 +46,11 @@ pub use backoff::Time;
 pub use checkpoint::Checkpoint;
 pub use engine::{Engine, Step};
 pub use health::Health;
+pub use lanes::Lanes;
 pub use outcome::{Failure, Outcome, Refusal};
-pub use policy::Policy;
+pub use policy::{Isolation, Policy};
 pub use pool::{Limits, Pool, QUEUE, webhook_wait};
-pub use queue::{Fate, Item, Settled};
+pub use queue::{Fate, Item, Settled, Trial};
 pub use snapshot::Snapshot;
 pub use topics::Pattern;
 pub use window::{Floors, Mark, Place, Window};

@@ -1,6 +1,7 @@
 //! Which event is tried to find out whether a sink is up. It chooses and remembers what was tried;
 //! what the answer means for the head is the engine's to say.
 
+use super::policy::Isolation;
 use super::queue::{Entry, Item, Queue};
 
 /// How many pending events behind the head are tried before the first is tried again.
@@ -33,8 +34,8 @@ impl Neighbours {
     /// nearest, but one that overtakes none with its own key before one that does, then one that
     /// never failed before one that did, and then one whose key is that of no other tried one. When
     /// all were tried, a new round begins.
-    pub(super) fn choose<T: Item>(&self, queue: &Queue<T>) -> Option<usize> {
-        let candidates = candidates(queue);
+    pub(super) fn choose<T: Item>(&self, queue: &Queue<T>, isolation: Isolation) -> Option<usize> {
+        let candidates = candidates(queue, isolation);
         self.best(queue, &candidates, &self.tested)
             .or_else(|| self.best(queue, &candidates, &[]))
     }
@@ -78,21 +79,30 @@ impl Neighbours {
 }
 
 /// How many events a test has to choose from.
-pub(super) fn available<T: Item>(queue: &Queue<T>) -> usize {
-    candidates(queue).len()
+pub(super) fn available<T: Item>(queue: &Queue<T>, isolation: Isolation) -> usize {
+    candidates(queue, isolation).len()
 }
 
-/// The nearest pending events behind the head. Those that the sink named as failing while it took
-/// others say nothing by failing again, so they come in only where there is nothing else: many of
-/// them must not hide a good one.
-fn candidates<T: Item>(queue: &Queue<T>) -> Vec<(usize, &Entry<T>)> {
-    let unnamed: Vec<_> = queue
-        .behind_head()
+/// The nearest pending events behind the head; isolated by key, only such as overtake none of their
+/// own. Those that the sink named as failing while it took others say nothing by failing again, so
+/// they come in only where there is nothing else: many of them must not hide a good one.
+fn candidates<T: Item>(queue: &Queue<T>, isolation: Isolation) -> Vec<(usize, &Entry<T>)> {
+    match isolation {
+        Isolation::Batch => nearest(|| queue.behind_head()),
+        Isolation::Key => nearest(|| queue.first_of_their_keys()),
+    }
+}
+
+fn nearest<'q, T: Item + 'q, I>(entries: impl Fn() -> I) -> Vec<(usize, &'q Entry<T>)>
+where
+    I: Iterator<Item = (usize, &'q Entry<T>)>,
+{
+    let unnamed: Vec<_> = entries()
         .filter(|(_, entry)| !entry.named)
         .take(NEIGHBOURS)
         .collect();
     if unnamed.is_empty() {
-        return queue.behind_head().take(NEIGHBOURS).collect();
+        return entries().take(NEIGHBOURS).collect();
     }
     unnamed
 }

@@ -11,6 +11,17 @@ pub enum Outcome {
     /// The sink is up: those listed failed, all the others went through. An index out of range is
     /// ignored, and of several mentions of one event the first counts.
     Partial(Vec<Failure>),
+    /// The same of a delivery that was cut short: of those in `untried`, given by their indices, nothing
+    /// is known but that they were not handed on, be it that an earlier one of their key had failed or
+    /// that the sink had stopped answering. They have not failed. One that is listed as failed, too, has.
+    Cut {
+        /// As in [`Outcome::Partial`].
+        failures: Vec<Failure>,
+        /// Counted from 0 within what was handed over.
+        untried: Vec<usize>,
+        /// How long the sink asked to be left alone.
+        retry_after: Option<Duration>,
+    },
     /// Nothing is known to be through.
     Failed(Refusal),
 }
@@ -36,26 +47,101 @@ pub struct Refusal {
     pub retry_after: Option<Duration>,
 }
 
+/// What a delivery came to for one of its events.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Verdict<'a> {
+    Through,
+    Failed(&'a Failure),
+    Untried,
+}
+
+/// What is said of an event that never got its turn, where something has to be said.
+const UNTRIED: &str = "not tried";
+
 impl Outcome {
-    /// What came of a delivery of exactly one event.
-    pub(super) fn alone(&self) -> Result<(), Setback<'_>> {
+    /// How long the sink asked to be left alone.
+    pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Outcome::Delivered => Ok(()),
-            Outcome::Partial(failures) => {
-                match failures.iter().find(|failure| failure.index == 0) {
-                    None => Ok(()),
-                    Some(failure) => Err(Setback {
-                        error: &failure.error,
-                        permanent: failure.permanent,
-                        retry_after: None,
-                    }),
+            Outcome::Failed(refusal) => refusal.retry_after,
+            Outcome::Cut { retry_after, .. } => *retry_after,
+            Outcome::Delivered | Outcome::Partial(_) => None,
+        }
+    }
+
+    /// What became of each of `count` events.
+    ///
+    /// # Errors
+    /// When nothing is known of any of them.
+    pub(super) fn verdicts(&self, count: usize) -> Result<Vec<Verdict<'_>>, &str> {
+        let (failures, untried): (&[Failure], &[usize]) = match self {
+            Outcome::Delivered => (&[], &[]),
+            Outcome::Partial(failures) => (failures, &[]),
+            Outcome::Cut {
+                failures, untried, ..
+            } => (failures, untried),
+            Outcome::Failed(refusal) => return Err(&refusal.error),
+        };
+        let mut verdicts = vec![Verdict::Through; count];
+        for &index in untried {
+            if let Some(verdict) = verdicts.get_mut(index) {
+                *verdict = Verdict::Untried;
+            }
+        }
+        for failure in failures.iter().rev() {
+            if let Some(verdict) = verdicts.get_mut(failure.index) {
+                *verdict = Verdict::Failed(failure);
+            }
+        }
+        let any_tried = verdicts
+            .iter()
+            .any(|verdict| !matches!(verdict, Verdict::Untried));
+        any_tried.then_some(verdicts).ok_or(UNTRIED)
+    }
+
+    /// The same with each error as it is to be shown.
+    pub fn with_errors(mut self, shown: impl Fn(&str) -> String) -> Self {
+        match &mut self {
+            Outcome::Delivered => {}
+            Outcome::Failed(refusal) => refusal.error = shown(&refusal.error),
+            Outcome::Partial(failures) | Outcome::Cut { failures, .. } => {
+                for failure in failures {
+                    failure.error = shown(&failure.error);
                 }
             }
-            Outcome::Failed(refusal) => Err(Setback {
-                error: &refusal.error,
-                permanent: false,
-                retry_after: refusal.retry_after,
-            }),
+        }
+        self
+    }
+
+    /// Whether a sink to which this happened with `count` events has shown that it is up: it has taken
+    /// one, or judged one for good.
+    pub fn proves_up(&self, count: usize) -> bool {
+        let proves = |verdict: &Verdict<'_>| match verdict {
+            Verdict::Through => true,
+            Verdict::Failed(failure) => failure.permanent,
+            Verdict::Untried => false,
+        };
+        self.verdicts(count)
+            .is_ok_and(|verdicts| verdicts.iter().any(proves))
+    }
+
+    /// Why a delivery of exactly one event failed, if it did.
+    pub fn error_alone(&self) -> Option<&str> {
+        self.alone().err().map(|setback| setback.error)
+    }
+
+    /// What came of a delivery of exactly one event.
+    pub(super) fn alone(&self) -> Result<(), Setback<'_>> {
+        let setback = |error, permanent| Setback {
+            error,
+            permanent,
+            retry_after: self.retry_after(),
+        };
+        match self.verdicts(1) {
+            Err(error) => Err(setback(error, false)),
+            Ok(verdicts) => match verdicts[..] {
+                [Verdict::Failed(failure)] => Err(setback(&failure.error, failure.permanent)),
+                _ => Ok(()),
+            },
         }
     }
 }

@@ -16,6 +16,16 @@ pub struct Policy {
     pub poison_attempts: u32,
 }
 
+/// What an event that fails holds up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// Everything behind it.
+    #[default]
+    Batch,
+    /// Later events of its key alone.
+    Key,
+}
+
 impl Policy {
     pub(super) fn usable(self) -> Policy {
         Policy {

@@ -1,7 +1,8 @@
 //! The pending events in delivery order, and what is known of each. It keeps marks and lets go of
 //! what is settled; when anything is tried, and what a failure means, is decided elsewhere.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
 use std::ops::Range;
 
 use super::backoff::Time;
@@ -9,7 +10,7 @@ use super::backoff::Time;
 /// An event, as far as the engine looks at it.
 pub trait Item {
     /// What two events share when they are about the same thing: source and subject.
-    type Key: Eq;
+    type Key: Ord + Clone + fmt::Debug;
     /// This event's.
     fn key(&self) -> &Self::Key;
 
@@ -42,17 +43,22 @@ pub enum Fate {
         /// up; at least 1.
         attempts: u32,
     },
+    /// It waits beside the stream, behind earlier events of its key, if there are any. With its
+    /// failures so far.
+    Parked(Trial),
 }
 
 /// The failures of one event so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Trial {
-    pub(super) attempts: u32,
+pub struct Trial {
+    /// How often it failed by itself, or was named in a partial outcome.
+    pub attempts: u32,
     /// How many of them may be the fault of an outage.
-    pub(super) excused: u32,
+    pub excused: u32,
     /// Not to be tried as the head before.
-    pub(super) due: Option<Time>,
-    pub(super) error: Option<String>,
+    pub due: Option<Time>,
+    /// The latest of them.
+    pub error: Option<String>,
 }
 
 impl Trial {
@@ -81,6 +87,7 @@ enum Mark {
     Pending,
     Through,
     Condemned,
+    Parked,
 }
 
 #[derive(Debug)]
@@ -118,6 +125,7 @@ impl<T> Entry<T> {
 
     fn settle(self) -> Settled<T> {
         let fate = match self.mark {
+            Mark::Parked => Fate::Parked(self.trial),
             Mark::Condemned => Fate::Dead {
                 error: self.trial.error.unwrap_or_default(),
                 attempts: self.trial.attempts,
@@ -133,8 +141,10 @@ impl<T> Entry<T> {
 
 /// Invariant: the head, if there is one, is pending; what decides on it is followed by `settle`.
 #[derive(Debug)]
-pub(super) struct Queue<T> {
+pub(super) struct Queue<T: Item> {
     entries: VecDeque<Entry<T>>,
+    /// Events of these keys are parked, now and until further notice.
+    held: BTreeSet<T::Key>,
     /// How many events the entries stand for.
     events: usize,
     /// What is known of the head before it is pushed: after a restart.
@@ -146,6 +156,7 @@ impl<T: Item> Queue<T> {
     pub(super) fn new(awaited: Trial) -> Self {
         Queue {
             entries: VecDeque::new(),
+            held: BTreeSet::new(),
             events: 0,
             awaited,
         }
@@ -160,6 +171,7 @@ impl<T: Item> Queue<T> {
         self.entries.is_empty()
     }
 
+    /// To be followed by [`settle`](Self::settle): an event of a key that is held may be at the head.
     pub(super) fn push(&mut self, item: T) {
         let trial = if self.is_empty() {
             std::mem::take(&mut self.awaited)
@@ -167,9 +179,14 @@ impl<T: Item> Queue<T> {
             Trial::default()
         };
         self.events += item.weight();
+        let mark = if self.held.contains(item.key()) {
+            Mark::Parked
+        } else {
+            Mark::Pending
+        };
         self.entries.push_back(Entry {
             item,
-            mark: Mark::Pending,
+            mark,
             trial,
             named: false,
         });
@@ -225,6 +242,42 @@ impl<T: Item> Queue<T> {
         })
     }
 
+    /// From now on events of this key are parked; what is pending of it, too.
+    pub(super) fn hold(&mut self, key: &T::Key) {
+        self.held.insert(key.clone());
+        for entry in &mut self.entries {
+            if entry.is_pending() && entry.item.key() == key {
+                entry.mark = Mark::Parked;
+            }
+        }
+    }
+
+    /// Events of this key are not parked any more. False, and nothing changes, while one is among
+    /// these.
+    pub(super) fn release(&mut self, key: &T::Key) -> bool {
+        let is_parked = |entry: &Entry<T>| entry.mark == Mark::Parked && entry.item.key() == key;
+        if self.entries.iter().any(is_parked) {
+            return false;
+        }
+        self.held.remove(key);
+        true
+    }
+
+    /// The pending events of a stretch.
+    pub(super) fn pending(&self, range: Range<usize>) -> impl Iterator<Item = &Entry<T>> {
+        let end = range.end.min(self.entries.len());
+        let entries = self.entries.range(range.start.min(end)..end);
+        entries.filter(|entry| entry.is_pending())
+    }
+
+    /// The first pending event of each key but the head's, with their offsets.
+    pub(super) fn first_of_their_keys(&self) -> impl Iterator<Item = (usize, &Entry<T>)> {
+        let mut seen = BTreeSet::new();
+        seen.extend(self.entries.front().map(|head| head.item.key()));
+        self.behind_head()
+            .filter(move |(_, entry)| seen.insert(entry.item.key()))
+    }
+
     /// The pending events behind the head, with their offsets.
     pub(super) fn behind_head(&self) -> impl Iterator<Item = (usize, &Entry<T>)> {
         self.entries
@@ -245,19 +298,22 @@ impl<T: Item> Queue<T> {
 
     /// What can be handed over from the head on, in one piece: untried entries only, at most
     /// `limit` of them, and no more than `room` events unless the first stands for more; or a head
-    /// that has failed before, alone.
+    /// that has failed before, alone. What is parked in between is not meant.
     pub(super) fn first_batch(&self, limit: usize, room: usize) -> Range<usize> {
-        let mut events = 0usize;
-        let run = self
-            .entries
-            .iter()
-            .take(limit)
-            .take_while(|entry| {
-                events = events.saturating_add(entry.item.weight());
-                entry.is_untried() && events <= room
-            })
-            .count();
-        0..run.max(1)
+        let (mut untried, mut events) = (0usize, 0usize);
+        let mut end = 1;
+        for (offset, entry) in self.entries.iter().enumerate() {
+            if entry.mark == Mark::Parked {
+                continue;
+            }
+            events = events.saturating_add(entry.item.weight());
+            if !entry.is_untried() || events > room || untried == limit {
+                break;
+            }
+            untried += 1;
+            end = offset + 1;
+        }
+        0..end
     }
 
     /// No event waits for its due time any more.

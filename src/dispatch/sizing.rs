@@ -58,11 +58,11 @@ impl Sizing {
         wanted.clamp(1, batch_size)
     }
 
-    /// The first `count` events, several of them, failed together.
-    pub(super) fn failed(&mut self, count: usize, error: &str) {
+    /// `count` events, several of them, failed together, all of them before the offset `end`.
+    pub(super) fn failed(&mut self, count: usize, end: usize, error: &str) {
         self.reduced = Some((count / 2).max(1));
         self.suspects = Some(Suspects {
-            end: count,
+            end,
             error: error.to_owned(),
         });
     }

@@ -19,5 +19,6 @@ pub(crate) mod security;
 pub(crate) mod shmem;
 pub(crate) mod spi;
 pub(crate) mod statement;
+pub(crate) mod timeout;
 pub(crate) mod transaction;
 pub(crate) mod xact;

@@ -7,6 +7,7 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgLogLevel, PgTryBuilder};
 
 use super::error::{PgError, is_cancel};
+use super::timeout;
 
 /// Runs `body` in a transaction of its own, in a process that has none open. An error rolls it back and is returned.
 pub(crate) fn run<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
@@ -96,7 +97,7 @@ impl Subtransaction {
 }
 
 /// Runs `body` in a subtransaction of the open transaction: an error undoes only what `body` did, and is returned.
-/// A cancel request is not swallowed: it goes on upwards.
+/// A cancel request is not swallowed: it goes on upwards, unless it comes from a time limit within `body`.
 pub(crate) fn nested<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
     // SAFETY: a transaction is open; context and resource owner are put back after the subtransaction as PL/pgSQL does it.
     unsafe {
@@ -115,7 +116,8 @@ pub(crate) fn nested<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
             pg_sys::RollbackAndReleaseCurrentSubTransaction();
             pg_sys::MemoryContextSwitchTo(context);
             pg_sys::CurrentResourceOwner = owner;
-            if is_cancel(&caught) && pg_sys::MyBgworkerEntry.is_null() {
+            let for_others = is_cancel(&caught) && !timeout::has_expired();
+            if for_others && pg_sys::MyBgworkerEntry.is_null() {
                 caught.rethrow();
             }
             Err(PgError::from_caught(&caught))

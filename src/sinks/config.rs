@@ -94,6 +94,33 @@ impl Config {
         }
     }
 
+    /// Whether a sink with this config can be isolated by key: a failing event must be told apart from others, and be left out while
+    /// they go on.
+    ///
+    /// # Errors
+    /// With the reason.
+    pub(crate) fn may_isolate_keys(&self) -> Result<(), ConfigError> {
+        const LEAVE: &str = "Leave isolation at \"batch\".";
+        let kind = self.kind();
+        let (reason, hint) = match self {
+            Config::Http(http) if http.has_checkpoint() => (
+                "The checkpoint of its receiver says up to where it has everything, and parked events lie before that.",
+                "Leave isolation at \"batch\", or \"checkpoint_url\" out.",
+            ),
+            Config::Function(_) | Config::Http(_) | Config::Postgres(_) => return Ok(()),
+            Config::Nats(_) | Config::Kafka(_) => (
+                "Its server keeps the order of what it was given, and refuses no event for what it says.",
+                LEAVE,
+            ),
+            Config::Pull => (
+                "Its consumer acknowledges what it was given up to a position, not event by event.",
+                LEAVE,
+            ),
+        };
+        let message = format!("isolation \"key\" does not fit this sink of kind \"{kind}\"");
+        Err(ConfigError::new(message).detail(reason).hint(hint))
+    }
+
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Config::Function(_) => "function",
@@ -208,6 +235,49 @@ mod tests {
             error.detail.as_deref(),
             Some("\"function\" must not be empty.")
         );
+    }
+
+    #[test]
+    fn functions_may_have_a_time_limit() {
+        let config = |limit| json!({"function": "take", "timeout_ms": limit});
+        let Ok(Config::Function(read)) = parse("function", &config(250)) else {
+            panic!("it is fine");
+        };
+        assert_eq!(read.timeout, Some(std::time::Duration::from_millis(250)));
+        let error = parse("function", &config(0)).unwrap_err();
+        assert_eq!(
+            error.detail.as_deref(),
+            Some("\"timeout_ms\" must be a whole number between 1 and 86400000.")
+        );
+    }
+
+    #[test]
+    fn keys_are_isolated_where_events_can_be_told_apart() {
+        for (kind, config, fits) in [
+            (
+                "function",
+                json!({"function": "take(outbox.event[])"}),
+                true,
+            ),
+            (
+                "http",
+                json!({"url": "https://example.com/", "mode": "single"}),
+                true,
+            ),
+            ("http", json!({"url": "https://example.com/"}), true),
+            (
+                "http",
+                json!({"url": "https://example.com/", "checkpoint_url": "https://example.com/at"}),
+                false,
+            ),
+            ("pull", json!({}), false),
+        ] {
+            let refused = parse(kind, &config).unwrap().may_isolate_keys().err();
+            assert_eq!(refused.is_none(), fits, "{kind} {config}");
+            if let Some(error) = refused {
+                assert!(error.detail.is_some() && error.hint.is_some());
+            }
+        }
     }
 
     #[test]

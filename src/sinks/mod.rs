@@ -27,6 +27,8 @@ pub(crate) use batch::{Batch, Origin};
 use client::Sink;
 pub(crate) use client::{Client, Defaults};
 pub(crate) use config::{Config, ConfigError, parse, redaction};
+pub(crate) use function::FunctionConfig;
 pub(crate) use http::webhook;
+pub(crate) use plain_text::{LONGEST, one_line};
 pub(crate) use redact::Redaction;
 pub(crate) use secrets::{SecretSource, Secrets};

@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 /// The longest error text that is kept, in bytes.
-pub(super) const LONGEST: usize = 500;
+pub(crate) const LONGEST: usize = 500;
 
 /// `text` without control characters, and cut when it is longer than `longest` bytes.
-pub(super) fn one_line(text: &str, longest: usize) -> String {
+pub(crate) fn one_line(text: &str, longest: usize) -> String {
     let mut line = String::new();
     let mut gap = false;
     for c in text.chars() {

@@ -218,6 +218,27 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
     })
 }
 
+/// Reads these events, given by their seqs, in this order. Those that are gone or not wanted are left out.
+pub(crate) fn these(spi: &Spi, stream: &Stream, seqs: &[i64], want: &Want) -> Vec<Found> {
+    let sql = format!(
+        "select {} from unnest($2::bigint[]) with ordinality as p (seq, place) join {} e on e.seq = p.seq order by p.place",
+        columns(stream),
+        stream.relation
+    );
+    let list = seqs.iter().map(i64::to_string).collect::<Vec<_>>();
+    let list = format!("{{{}}}", list.join(","));
+    let record = want.record.then(RecordType::event);
+    let mut found = Vec::with_capacity(seqs.len());
+    let args = [Arg::Text(Some(&stream.name)), Arg::Text(Some(&list))];
+    // Not under the snapshot at hand, which may be older than they are.
+    spi.write(&sql, &args).each(|row| {
+        let seq = row.i64(1).unwrap_or(0);
+        found.extend(take(row, Mark { group: seq, seq }, want, record.as_ref()));
+        ControlFlow::Continue(())
+    });
+    found
+}
+
 /// One row as an event, if it is wanted.
 pub(crate) fn take(
     row: &Row,

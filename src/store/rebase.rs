@@ -7,7 +7,9 @@
 //!
 //! The cure: all events that are visible now become those of one transaction V of this cluster, the last one before everything that
 //! is unfinished. They keep their order by seq, and every cursor is put before the first event that it had not seen. Undelivered
-//! events stay undelivered; some may be delivered twice. What is committed from here on has its own id, above V.
+//! events stay undelivered; some may be delivered twice. What was parked for a sink is undelivered: its cursor goes back before the
+//! first of it, and nothing is parked any more, so that the events of each key come in order. What is committed from here on has its
+//! own id, above V.
 //!
 //! A dump is restored table by table, and this server's dispatcher sees what is there already. A cursor without its events would run
 //! ahead of them, and events without their cursors would be taken for new ones. So a session that restores is marked (a trigger on
@@ -94,6 +96,8 @@ pub(crate) fn if_moved(spi: &Spi, thorough: bool) -> bool {
         "update outbox.webhooks set since = null where since is not null",
         &[],
     );
+    // The cursors stand before what was parked.
+    spi.write("delete from outbox.parked", &[]);
     spi.write("delete from outbox.clusters", &[]);
     spi.write(
         "insert into outbox.clusters (system_identifier) values ($1)",
@@ -133,7 +137,8 @@ fn rebase(spi: &Spi, stream: &Stream) {
          ), cursor as materialized (
              select c.name, c.window_no, coalesce(s.\"grouping\" = 'transaction', false) as by_transaction,
                     (select min(e.seq) from {relation} e
-                      where (e.txid between local.since and greatest(pg_snapshot_xmax(now.snapshot), $3)
+                      where exists (select from outbox.parked p where p.sink = s.id and p.seq = e.seq)
+                         or (e.txid between local.since and greatest(pg_snapshot_xmax(now.snapshot), $3)
                              and not exists (select from restored r where r.by = e.xmin::text))
                          or not case
                             when c.window_no is null then (e.txid, e.seq) <= (c.txid, c.seq)

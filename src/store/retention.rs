@@ -1,6 +1,6 @@
 //! Retention: removes what every cursor of a stream has passed and what is old enough, in small steps.
 //!
-//! A stream without a cursor is never pruned. Each step looks at a stretch of the oldest events, by seq, from where the last one
+//! A stream without a cursor is never pruned, nor is an event that is parked for a sink. Each step looks at a stretch of the oldest events, by seq, from where the last one
 //! left off, so that it costs what it removes, and neither walks over rows that are dead and not yet vacuumed.
 
 use std::time::Duration;
@@ -67,10 +67,14 @@ pub(crate) fn step(
     let sql = format!(
         "with head as materialized (
              select e.txid, e.seq, e.time from {relation} e where e.seq > $2 order by e.seq limit $3
+         ), parked as materialized (
+             -- Whoever has passed them has not had them.
+             select p.seq from outbox.sinks s join outbox.parked p on p.sink = s.id where s.stream = $1
          ), passed as materialized (
              select h.seq from head h
               where h.time < clock_timestamp() - $4 * interval '1 microsecond'
                 and exists (select from outbox.cursors c where c.stream = $1)
+                and h.seq not in (select p.seq from parked p)
                 and not exists (
                     select from outbox.cursors c left join outbox.sinks s on c.name = 'sink:' || s.id
                      where c.stream = $1

@@ -18,20 +18,31 @@ pub(crate) struct Entry {
     pub(crate) problem: Option<String>,
     window: Arc<Window>,
     mark: Mark,
-    /// A hash of (source, subject): two events that share it by chance are only taken for relatives.
     key: u64,
+}
+
+/// What order is kept for, as a hash of (source, subject): two keys that share it by chance are only taken for relatives. An event
+/// that has no subject is about nothing that another one is about: it is a key of its own.
+pub(crate) fn key_of(source: Option<&str>, subject: Option<&str>, seq: i64) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    match subject {
+        Some(subject) => (source, subject).hash(&mut hasher),
+        None => (source, seq).hash(&mut hasher),
+    }
+    hasher.finish()
 }
 
 impl Entry {
     pub(crate) fn new(found: Found, window: &Arc<Window>, problem: Option<String>) -> Self {
-        let mut hasher = DefaultHasher::new();
-        found.event.key().hash(&mut hasher);
+        let event = &found.event;
+        let (source, subject) = event.key();
+        let key = key_of(source, subject, event.position.seq);
         Self {
             records: found.record.into_iter().collect(),
             problem,
             window: Arc::clone(window),
             mark: found.mark,
-            key: hasher.finish(),
+            key,
             events: vec![Arc::new(found.event)],
         }
     }

@@ -1,7 +1,8 @@
 //! The I/O thread: runs the sinks' network clients, away from Postgres.
 //!
-//! Orders come in over one channel, reports go out over another, and a descriptor wakes the main thread. Each sink has at most one
-//! delivery in flight, and attempts at webhooks are bounded by their pool, so all stay short.
+//! Orders come in over one channel, reports go out over another, and a descriptor wakes the main thread. Each sink has at most three
+//! deliveries in flight (of its stream, of what is parked, of a dead letter), and attempts at webhooks are bounded by their pool, so
+//! all stay short.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -238,12 +239,12 @@ impl Drop for Tell {
 
 struct Open {
     client: Result<Arc<Client>, String>,
-    in_flight: Option<AbortHandle>,
+    in_flight: Vec<AbortHandle>,
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        if let Some(task) = self.in_flight.take() {
+        for task in &self.in_flight {
             task.abort();
         }
     }
@@ -261,7 +262,9 @@ async fn serve(mut orders: mpsc::UnboundedReceiver<Order>, reporter: Reporter) {
             } => {
                 let client = Client::open(&config, &defaults).map(Arc::new);
                 // What is in flight goes on as it began.
-                let in_flight = open.get_mut(&sink).and_then(|open| open.in_flight.take());
+                let before = open.get_mut(&sink);
+                let in_flight = before.map(|open| std::mem::take(&mut open.in_flight));
+                let in_flight = in_flight.unwrap_or_default();
                 open.insert(sink, Open { client, in_flight });
             }
             Order::Close { sink } => {
@@ -302,7 +305,8 @@ async fn serve(mut orders: mpsc::UnboundedReceiver<Order>, reporter: Reporter) {
                         let client = Arc::clone(client);
                         let task =
                             tokio::spawn(async move { promise.keep(client.deliver(&batch).await) });
-                        entry.in_flight = Some(task.abort_handle());
+                        entry.in_flight.retain(|task| !task.is_finished());
+                        entry.in_flight.push(task.abort_handle());
                     }
                     Err(error) => {
                         promise.keep(Outcome::Failed(Refusal {

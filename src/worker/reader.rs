@@ -6,7 +6,7 @@ use crate::dispatch::{Floors, Mark, Pattern, Place};
 use crate::envelope::{Event, Part, Position};
 use crate::pg::spi::Spi;
 use crate::sinks::Redaction;
-use crate::store::events::{self, Want};
+use crate::store::events::{self, Found, Want};
 use crate::store::sinks::{Grouping, SinkRow};
 use crate::store::streams::{Horizon, Shape, Stream};
 use crate::store::transactions;
@@ -167,17 +167,25 @@ impl Reader {
         };
         self.place.mark = page.end;
         self.greatest = self.greatest.max(page.greatest);
+        Some((self.shape(page.found), page.looked_at))
+    }
+
+    /// Reads these events once more, given by their seqs, in this order. Those that are gone or not wanted any more are left out.
+    pub(crate) fn read_these(&self, spi: &Spi, seqs: &[i64]) -> Vec<Shaped> {
+        self.shape(events::these(spi, &self.stream, seqs, &self.want))
+    }
+
+    fn shape(&self, found: Vec<Found>) -> Vec<Shaped> {
         let shaped = match &self.shaping {
-            Some(shaping) => shaping.apply(page.found),
-            None => page.found.into_iter().map(|found| (found, None)).collect(),
+            Some(shaping) => shaping.apply(found),
+            None => found.into_iter().map(|found| (found, None)).collect(),
         };
         let say = |(mut found, problem): Shaped| {
             let unsayable = (!found.is_sayable).then(|| UNSAYABLE.to_owned());
             let unredacted = self.take_out(&mut found.event);
             (found, problem.or(unsayable).or(unredacted))
         };
-        let shaped = shaped.into_iter().map(say).collect();
-        Some((shaped, page.looked_at))
+        shaped.into_iter().map(say).collect()
     }
 
     /// Takes out of a payload what the destination is not to see; all of it, if that cannot be done.

@@ -139,13 +139,8 @@ impl Redelivery {
             .in_flight()
             .and_then(|range| self.engine.get(range.start))
             .map(|Letter(letter)| letter.position);
-        let error = match outcome {
-            Outcome::Failed(refusal) => Some(&refusal.error),
-            Outcome::Partial(failures) => failures.first().map(|failure| &failure.error),
-            Outcome::Delivered => None,
-        };
-        if let (Some(position), Some(error)) = (tried, error) {
-            let error = error.clone();
+        if let (Some(position), Some(error)) = (tried, outcome.error_alone()) {
+            let error = error.to_owned();
             self.news.push(News::Failed { position, error });
         }
         for Settled { item, fate } in self.engine.outcome(now(), outcome) {
@@ -153,7 +148,7 @@ impl Redelivery {
             self.known.remove(&position);
             self.news.push(match fate {
                 Fate::Delivered => News::Through(position),
-                Fate::Dead { .. } => News::GivenUp(position),
+                Fate::Dead { .. } | Fate::Parked(_) => News::GivenUp(position),
             });
         }
     }

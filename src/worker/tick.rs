@@ -67,7 +67,8 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
         Target::Function(_) => {
             // Nothing more is read: what the pass has read is what it delivers.
             course.has_more = false;
-            while course.is_ready_now() && course.unfit().is_none() {
+            let mut turns = Turns::default();
+            while (course.is_ready_now() || turns.go_on(course)) && course.unfit().is_none() {
                 course.function_pass(spi, &horizon, &mut floors);
                 course.has_more = false;
                 delivered += course.unsaved_delivered();
@@ -76,7 +77,7 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
             }
         }
         Target::Network => {
-            if let Err(error) = drive_network(course) {
+            if let Err(error) = drive_network(spi, course) {
                 return (0, "failed", Some(error));
             }
         }
@@ -93,7 +94,7 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
     }
 }
 
-fn drive_network(course: &mut Course) -> Result<(), String> {
+fn drive_network(spi: &Spi, course: &mut Course) -> Result<(), String> {
     let io =
         Io::start().map_err(|error| format!("the I/O thread could not be started: {error}"))?;
     io.open(&course.sink.id, &course.config, settings::sink_defaults());
@@ -108,13 +109,43 @@ fn drive_network(course: &mut Course) -> Result<(), String> {
             Next::Deliver(Handover::Function { .. }) | Next::Idle => break,
         }
     }
+    let mut turns = Turns::default();
+    while turns.go_on(course) {
+        course.fill_parked(spi);
+        let Some(Handover::Network { serial, batch }) = course.next_parked() else {
+            break;
+        };
+        io.deliver(&course.sink.id, serial, batch);
+        let outcome = await_report(&io);
+        course.parked_outcome(&outcome);
+    }
     if let Some((serial, event)) = course.next_redelivery() {
-        let batch = course.batch_of(event);
+        let batch = course.batch_of(vec![event]);
         io.deliver(&course.sink.id, serial, batch);
         let outcome = await_report(&io);
         course.redelivery.outcome(&outcome);
     }
     Ok(())
+}
+
+/// Counts the tries of parked events, so that a pass ends: each key gets its turn, and more as long as something is settled.
+#[derive(Default)]
+struct Turns {
+    parked: usize,
+    fruitless: usize,
+}
+
+impl Turns {
+    fn go_on(&mut self, course: &Course) -> bool {
+        let (parked, keys) = course.parked();
+        if parked == self.parked {
+            self.fruitless += 1;
+        } else {
+            self.fruitless = 0;
+        }
+        self.parked = parked;
+        self.fruitless <= keys && course.wants_to_read_parked(now())
+    }
 }
 
 fn await_report(io: &Io) -> Outcome {

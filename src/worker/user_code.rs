@@ -3,13 +3,14 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
-use pgrx::pg_sys;
+use pgrx::{PgSqlErrorCode, pg_sys};
 
 use crate::pg::error::PgError;
 use crate::pg::security::{self, Path};
 use crate::pg::spi::{Spi, UserStatement, connected};
-use crate::pg::{catalog, latch, lock, transaction};
+use crate::pg::{catalog, latch, lock, timeout, transaction};
 
 /// Runs `body`, whose statements are `owner`'s.
 ///
@@ -20,8 +21,25 @@ pub(super) fn run<R>(
     path: Path,
     body: impl FnOnce(&Spi) -> R,
 ) -> Result<R, String> {
+    run_within(None, owner, path, body)
+}
+
+/// The same, cancelled if it takes longer than `limit`.
+pub(super) fn run_within<R>(
+    limit: Option<Duration>,
+    owner: pg_sys::Oid,
+    path: Path,
+    body: impl FnOnce(&Spi) -> R,
+) -> Result<R, String> {
     check_owner(owner)?;
-    attempt(owner, path, body).map_err(|error| error.summary())
+    let ran = attempt_within(limit, owner, path, body);
+    let expired = timeout::take_expired();
+    ran.map_err(|error| match limit {
+        Some(limit) if expired && error.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED => {
+            format!("it took longer than timeout_ms, {} ms", limit.as_millis())
+        }
+        _ => error.summary(),
+    })
 }
 
 /// The same, for whoever needs to know which error it was. The owner has been checked.
@@ -30,9 +48,20 @@ pub(super) fn attempt<R>(
     path: Path,
     body: impl FnOnce(&Spi) -> R,
 ) -> Result<R, PgError> {
+    attempt_within(None, owner, path, body)
+}
+
+fn attempt_within<R>(
+    limit: Option<Duration>,
+    owner: pg_sys::Oid,
+    path: Path,
+    body: impl FnOnce(&Spi) -> R,
+) -> Result<R, PgError> {
     lock::keeping_leases(|| {
         transaction::nested(|| {
-            latch::interruptible(|| security::as_role(owner, path, || connected(body)))
+            timeout::within(limit, || {
+                latch::interruptible(|| security::as_role(owner, path, || connected(body)))
+            })
         })
     })
 }

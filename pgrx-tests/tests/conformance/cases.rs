@@ -51,8 +51,9 @@ impl<D: Destination> Scene<D> {
     fn create_sink(&mut self, arguments: &str) {
         let config = quoted(&self.destination.config().to_string());
         self.db.run(&format!(
-            "select outbox.create_sink('{SINK}', '{}', config => {config}, batch_size => 16 {arguments})",
-            D::KIND
+            "select outbox.create_sink('{SINK}', '{}', config => {config}, batch_size => 16 {} {arguments})",
+            D::KIND,
+            D::ARGUMENTS
         ));
     }
 

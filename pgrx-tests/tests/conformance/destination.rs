@@ -22,6 +22,8 @@ pub trait Destination: Sized {
     const ONE_ORDER: bool;
     /// The bytes of a payload that it does not take; most take 64 kB.
     const TOO_LARGE: usize = 100_000;
+    /// Further arguments of its sink.
+    const ARGUMENTS: &'static str = "";
 
     fn start() -> Self;
 
@@ -58,4 +60,67 @@ pub trait Destination: Sized {
         self.poison_topic()
     }
     fn welcome(&mut self, _db: &mut Client) {}
+}
+
+/// The same destination for a sink that is isolated by key.
+pub struct ByKey<D>(D);
+
+impl<D: Destination> Destination for ByKey<D> {
+    const KIND: &'static str = D::KIND;
+    const REPEATS: Repeats = D::REPEATS;
+    const ONE_ORDER: bool = false;
+    const TOO_LARGE: usize = D::TOO_LARGE;
+    const ARGUMENTS: &'static str = ", isolation => 'key'";
+
+    fn start() -> Self {
+        Self(D::start())
+    }
+
+    fn prepare(&mut self, db: &mut Client) {
+        self.0.prepare(db);
+    }
+
+    fn config(&self) -> Value {
+        self.0.config()
+    }
+
+    fn bad_configs(&self) -> Vec<Value> {
+        self.0.bad_configs()
+    }
+
+    fn secrets(&self) -> Vec<&'static str> {
+        self.0.secrets()
+    }
+
+    fn arrived(&mut self, db: &mut Client) -> Vec<String> {
+        self.0.arrived(db)
+    }
+
+    fn go_down(&mut self, db: &mut Client) {
+        self.0.go_down(db);
+    }
+
+    fn come_up(&mut self, db: &mut Client) {
+        self.0.come_up(db);
+    }
+
+    fn hang(&mut self) {
+        self.0.hang();
+    }
+
+    fn resume(&mut self) {
+        self.0.resume();
+    }
+
+    fn poison_topic(&self) -> String {
+        self.0.poison_topic()
+    }
+
+    fn unwelcome_topic(&self) -> String {
+        self.0.unwelcome_topic()
+    }
+
+    fn welcome(&mut self, db: &mut Client) {
+        self.0.welcome(db);
+    }
 }

@@ -45,7 +45,11 @@ impl Destination for Function {
     }
 
     fn bad_configs(&self) -> Vec<Value> {
-        vec![json!({"function": 7}), json!({"function": ""})]
+        vec![
+            json!({"function": 7}),
+            json!({"function": ""}),
+            json!({"function": "public.take", "timeout_ms": 0}),
+        ]
     }
 
     fn arrived(&mut self, db: &mut Client) -> Vec<String> {

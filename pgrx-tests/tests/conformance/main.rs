@@ -42,3 +42,11 @@ conforms! { nats_server: crate::nats::JetStream }
 conforms! { kafka_broker: crate::kafka::Broker { order redelivery outage_and_recovery poison hang too_large secrets config } }
 conforms! { another_postgres: crate::remote::Remote }
 conforms! { function_sink: crate::function::Function { order redelivery partial_failure outage_and_recovery poison config } }
+
+conforms! { http_batch_by_key: crate::destination::ByKey<crate::http::Batch> }
+conforms! { http_single_by_key: crate::destination::ByKey<crate::http::Single> }
+conforms! {
+    function_by_key: crate::destination::ByKey<crate::function::Function> {
+        order redelivery partial_failure outage_and_recovery poison
+    }
+}

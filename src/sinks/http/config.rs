@@ -129,6 +129,10 @@ impl HttpConfig {
         self.signing.as_ref().map(|signing| signing.secret.as_str())
     }
 
+    pub(in crate::sinks) fn has_checkpoint(&self) -> bool {
+        self.checkpoint.is_some()
+    }
+
     pub(in crate::sinks) fn file(&self) -> Option<&'static str> {
         self.ca_file.as_ref().map(|_| "ca_file")
     }

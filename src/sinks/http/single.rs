@@ -2,7 +2,8 @@
 //!
 //! Events of one key (source and subject) form a lane. Within a lane, each is sent after the one before it went through, so
 //! that order within a key holds; lanes are independent of each other. When an event fails, the rest of its lane stays
-//! back. When the endpoint as a whole seems to be down, everything not yet sent does.
+//! back. When the endpoint as a whole seems to be down, everything not yet sent does. What stayed back is reported as not
+//! tried: it has not failed.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,8 +20,8 @@ use crate::sinks::{Batch, Secrets};
 /// After so many refusals and not one event that was taken, the rest is not sent.
 const REFUSALS: usize = 5;
 
-const BEHIND: &str = "not sent: an earlier event of the same source and subject failed";
-const HALTED: &str = "not sent: the endpoint was failing";
+/// Why a delivery failed in which nothing was sent.
+const NOTHING_SENT: &str = "nothing was sent";
 
 /// Sends the events of `batch`, at most `concurrency` of them at a time.
 pub(super) async fn deliver(
@@ -38,7 +39,7 @@ pub(super) async fn deliver(
         keys,
         state: Mutex::new(State {
             lanes,
-            fates: batch.events.iter().map(|_| Fate::Unsent(HALTED)).collect(),
+            fates: batch.events.iter().map(|_| Fate::Unsent).collect(),
             refusals: 0,
             answered: false,
             halted: false,
@@ -91,7 +92,7 @@ struct State {
 }
 
 enum Fate {
-    Unsent(&'static str),
+    Unsent,
     Through,
     Rejected(Failure),
     Refused(Refusal),
@@ -102,7 +103,6 @@ impl Pass {
         while let Some(mut lane) = self.next_lane() {
             while let Some(index) = lane.pop_front() {
                 if !self.send(index).await {
-                    self.state().hold(lane);
                     break;
                 }
             }
@@ -120,8 +120,6 @@ impl Pass {
         };
         if self.send(index).await {
             self.state().lanes.push_front(lane);
-        } else {
-            self.state().hold(lane);
         }
     }
 
@@ -172,13 +170,6 @@ impl State {
         self.fates[index] = fate;
         on && !self.halted
     }
-
-    fn hold(&mut self, lane: VecDeque<usize>) {
-        let reason = if self.halted { HALTED } else { BEHIND };
-        for index in lane {
-            self.fates[index] = Fate::Unsent(reason);
-        }
-    }
 }
 
 fn outcome(fates: Vec<Fate>) -> Outcome {
@@ -188,23 +179,31 @@ fn outcome(fates: Vec<Fate>) -> Outcome {
     if !answered {
         return Outcome::Failed(refusal(fates));
     }
-    let failures: Vec<_> = fates
-        .into_iter()
-        .enumerate()
-        .filter_map(|(index, fate)| {
-            let error = match fate {
-                Fate::Through => return None,
-                Fate::Rejected(failure) => return Some(failure),
-                Fate::Refused(refusal) => refusal.error,
-                Fate::Unsent(reason) => reason.to_owned(),
-            };
-            Some(Failure {
-                index,
-                error,
-                permanent: false,
-            })
-        })
-        .collect();
+    let mut failures = Vec::new();
+    let mut untried = Vec::new();
+    let mut retry_after = None;
+    for (index, fate) in fates.into_iter().enumerate() {
+        match fate {
+            Fate::Through => {}
+            Fate::Unsent => untried.push(index),
+            Fate::Rejected(failure) => failures.push(failure),
+            Fate::Refused(refusal) => {
+                retry_after = retry_after.max(refusal.retry_after);
+                failures.push(Failure {
+                    index,
+                    error: refusal.error,
+                    permanent: false,
+                });
+            }
+        }
+    }
+    if !untried.is_empty() || retry_after.is_some() {
+        return Outcome::Cut {
+            failures,
+            untried,
+            retry_after,
+        };
+    }
     match failures.is_empty() {
         true => Outcome::Delivered,
         false => Outcome::Partial(failures),
@@ -223,7 +222,7 @@ fn refusal(fates: Vec<Fate>) -> Refusal {
             ..first
         })
         .unwrap_or_else(|| Refusal {
-            error: HALTED.to_owned(),
+            error: NOTHING_SENT.to_owned(),
             retry_after: None,
         })
 }

@@ -217,16 +217,8 @@ impl Sink for Kafka {
             return Outcome::Delivered;
         }
         let deadline = Instant::now() + self.timeout;
-        match self.attempt(batch, deadline).await {
-            Outcome::Delivered => Outcome::Delivered,
-            Outcome::Failed(refusal) => failed(self.shown(&refusal.error, &batch.secrets)),
-            Outcome::Partial(mut failures) => {
-                for failure in &mut failures {
-                    failure.error = self.shown(&failure.error, &batch.secrets);
-                }
-                Outcome::Partial(failures)
-            }
-        }
+        let outcome = self.attempt(batch, deadline).await;
+        outcome.with_errors(|error| self.shown(error, &batch.secrets))
     }
 }
 

@@ -128,14 +128,7 @@ impl Sink for Nats {
             })
         };
         match timeout_at(deadline, self.attempt(batch)).await {
-            Ok(Ok(Outcome::Partial(mut failures))) => {
-                for failure in &mut failures {
-                    failure.error = self.shown(&failure.error, &batch.secrets);
-                }
-                Outcome::Partial(failures)
-            }
-            Ok(Ok(Outcome::Failed(refusal))) => failed(&refusal.error),
-            Ok(Ok(Outcome::Delivered)) => Outcome::Delivered,
+            Ok(Ok(outcome)) => outcome.with_errors(|error| self.shown(error, &batch.secrets)),
             Ok(Err(error)) => failed(&error),
             Err(_) => failed(&format!("not acknowledged within {:?}", self.timeout)),
         }

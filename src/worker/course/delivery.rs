@@ -9,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use super::super::{entry::Entry, now, until};
 use super::{Course, Target};
 use crate::dispatch::{
-    Failure, Fate, Floors, Health, Mark, Outcome, Place, Refusal, Settled, Step, Time,
+    Failure, Fate, Floors, Health, Item, Mark, Outcome, Place, Refusal, Settled, Step, Time,
 };
 use crate::envelope::Event;
 use crate::pg::error::Complaint;
@@ -48,6 +48,7 @@ impl Course {
         if self.in_flight {
             return Next::Idle;
         }
+        self.isolate();
         match self.engine.next(at) {
             Step::Wait(_) | Step::Idle => Next::Idle,
             Step::Deliver(range) => match self.problem_in(&range) {
@@ -69,7 +70,7 @@ impl Course {
     }
 
     pub(super) fn entries(&self, range: &Range<usize>) -> impl Iterator<Item = &Entry> {
-        range.clone().filter_map(|offset| self.engine.get(offset))
+        self.engine.to_deliver(range)
     }
 
     pub(super) fn problem_in(&self, range: &Range<usize>) -> Option<String> {
@@ -99,9 +100,10 @@ impl Course {
         }
     }
 
-    /// What is settled once these are through: what is before the head is already, what is before any other event is not.
+    /// What is settled once these are through: what is before the head is already, unless it is parked; what is before any other
+    /// event is not.
     fn reaches(&self, range: &Range<usize>) -> Option<Place> {
-        if range.start > 0 {
+        if range.start > 0 || !self.parking().is_empty() {
             return None;
         }
         let place = self.entries(range).last()?.place();
@@ -128,16 +130,19 @@ impl Course {
             self.redelivery.sink_is_up();
         }
         let outcome = self.by_entry(outcome);
+        self.tell_parked(&outcome);
+        self.isolate();
         let settled = self.engine.outcome(now(), &outcome);
         self.settle(settled);
     }
 
-    /// Sinks speak of events; the engine of entries, which may hold several.
+    /// Sinks speak of events; the engine of entries, which may hold several. An entry of which some events were not tried was not
+    /// tried, for it is handed over whole or not at all.
     pub(super) fn by_entry(&self, outcome: &Outcome) -> Outcome {
         if self.sink.stream == streams::AUDIT {
             return as_a_whole(outcome);
         }
-        let (Outcome::Partial(failures), Some(range)) = (outcome, self.engine.in_flight()) else {
+        let Some(range) = self.engine.in_flight() else {
             return outcome.clone();
         };
         let owners = self
@@ -145,13 +150,31 @@ impl Course {
             .enumerate()
             .flat_map(|(index, entry)| std::iter::repeat_n(index, entry.events.len()))
             .collect::<Vec<_>>();
-        let by_entry = failures.iter().filter_map(|failure| {
-            owners.get(failure.index).map(|&index| Failure {
-                index,
-                ..failure.clone()
-            })
-        });
-        Outcome::Partial(by_entry.collect())
+        let of_entries = |failures: &[Failure]| {
+            let by_entry = failures.iter().filter_map(|failure| {
+                owners.get(failure.index).map(|&index| Failure {
+                    index,
+                    ..failure.clone()
+                })
+            });
+            by_entry.collect::<Vec<_>>()
+        };
+        match outcome {
+            Outcome::Delivered | Outcome::Failed(_) => outcome.clone(),
+            Outcome::Partial(failures) => Outcome::Partial(of_entries(failures)),
+            Outcome::Cut {
+                failures,
+                untried,
+                retry_after,
+            } => Outcome::Cut {
+                failures: of_entries(failures),
+                untried: untried
+                    .iter()
+                    .filter_map(|&index| owners.get(index).copied())
+                    .collect(),
+                retry_after: *retry_after,
+            },
+        }
     }
 
     pub(super) fn settle(&mut self, settled: Vec<Settled<Entry>>) {
@@ -163,9 +186,14 @@ impl Course {
             match fate {
                 Fate::Delivered => self.unsaved.delivered += item.events.len() as u64,
                 Fate::Dead { error, attempts } => self.unsaved.dead.push((item, error, attempts)),
+                Fate::Parked(trial) => {
+                    self.parking.park(now(), &item, &trial);
+                    self.engine.hold(item.key());
+                }
             }
             self.touch();
         }
+        self.release_keys();
         self.settle_behind_reader();
     }
 
@@ -198,7 +226,12 @@ impl Course {
             .next_attempt_at()
             .filter(|_| !self.in_flight && !self.engine.is_empty());
         let redelivery = self.is_flowing().then(|| self.redelivery.due()).flatten();
-        [engine, self.save_due(), redelivery]
+        let parked = if self.parking().is_ready() || self.parking().wants_to_read(at) {
+            Some(at)
+        } else {
+            self.parking().due()
+        };
+        [engine, self.save_due(), redelivery, parked]
             .into_iter()
             .flatten()
             .min()
@@ -213,10 +246,10 @@ impl Course {
         self.redelivery.next()
     }
 
-    /// A dead letter as a delivery of its own.
-    pub(crate) fn batch_of(&mut self, event: Arc<Event>) -> Batch {
+    /// Events that come from beside the stream, as a delivery of their own.
+    pub(crate) fn batch_of(&mut self, events: Vec<Arc<Event>>) -> Batch {
         Batch {
-            events: vec![event],
+            events,
             secrets: self.secrets.now(),
             origin: Arc::clone(&self.origin),
             reaches: None,
@@ -239,11 +272,11 @@ impl Course {
     }
 
     pub(crate) fn is_in_flight(&self) -> bool {
-        self.in_flight || self.redelivery.is_in_flight()
+        self.in_flight || self.redelivery.is_in_flight() || self.parking().is_in_flight()
     }
 
     /// With a function, nothing can be delivered that cannot be saved.
-    fn is_held_up(&self, at: Time) -> bool {
+    pub(super) fn is_held_up(&self, at: Time) -> bool {
         matches!(self.target, Target::Function(_)) && self.is_postponed(at)
     }
 
@@ -300,6 +333,18 @@ impl Course {
                 Next::Deliver(Handover::Network { .. }) | Next::Idle => break,
             }
         }
+        self.fill_parked(spi);
+        if let Some(Handover::Function { records, seqs }) = self.next_parked() {
+            let outcome = call.deliver(&records, &seqs);
+            if matches!(outcome, Outcome::Failed(_)) {
+                self.unfit = call.unfit();
+            }
+            self.parked_outcome(&outcome);
+            delivered = true;
+        }
+        if self.unfit.is_some() {
+            return false;
+        }
         if let Some((_, event)) = self.next_redelivery() {
             let outcome = call.deliver(
                 &[events::to_record(spi, &self.reader.stream, &event)],
@@ -319,13 +364,14 @@ impl Course {
 /// A batch of the audit trail has gone through or it has not: no record of it is given up or left behind.
 fn as_a_whole(outcome: &Outcome) -> Outcome {
     match outcome {
-        Outcome::Partial(failures) => match failures.first() {
-            Some(failure) => Outcome::Failed(Refusal {
-                error: failure.error.clone(),
-                retry_after: None,
-            }),
-            None => Outcome::Delivered,
-        },
+        Outcome::Partial(failures) if failures.is_empty() => Outcome::Delivered,
+        Outcome::Partial(failures) | Outcome::Cut { failures, .. } => {
+            let error = failures.first().map(|failure| failure.error.clone());
+            Outcome::Failed(Refusal {
+                error: error.unwrap_or_else(|| "not all of them were tried".to_owned()),
+                retry_after: outcome.retry_after(),
+            })
+        }
         Outcome::Delivered | Outcome::Failed(_) => outcome.clone(),
     }
 }

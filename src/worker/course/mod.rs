@@ -4,6 +4,7 @@
 //! lease loads it from the tables. Nothing here waits.
 
 mod delivery;
+mod parked;
 mod reading;
 mod saving;
 
@@ -16,6 +17,8 @@ use saving::Unsaved;
 use super::entry::Entry;
 use super::function::Call;
 use super::memory::Memory;
+use super::now;
+use super::parking::Parking;
 use super::reader::Reader;
 use super::redelivery::Redelivery;
 use crate::dispatch::{Engine, Place, Policy, Time};
@@ -44,6 +47,7 @@ pub(crate) struct Course {
     pub(crate) target: Target,
     pub(crate) reader: Reader,
     pub(crate) redelivery: Redelivery,
+    parking: Parking,
     engine: Engine<Entry>,
     secrets: SecretSource,
     origin: Arc<Origin>,
@@ -155,7 +159,7 @@ impl Course {
         }
         let policy = policy(&sink);
         let target = match &config {
-            Config::Function(_) => Target::Function(Call::of(spi, &sink)?),
+            Config::Function(config) => Target::Function(Call::of(spi, &sink, config)?),
             _ => Target::Network,
         };
         let text = matches!(target, Target::Network);
@@ -167,7 +171,7 @@ impl Course {
         }
         let saved_health = health::load(spi, &sink.id).unwrap_or_default();
         let memory = Memory::from_json(saved_health.checkpoint.as_deref());
-        Ok(Some(Self {
+        let mut course = Self {
             secrets: secret_source(spi, config.secret()),
             origin: Arc::new(Origin {
                 sink: sink.id.clone(),
@@ -176,6 +180,7 @@ impl Course {
             }),
             engine: Engine::restore(policy, memory.engine),
             redelivery: Redelivery::new(),
+            parking: Parking::load(spi, &sink.id, policy, now()),
             saved: cursor.place.clone(),
             settled: cursor.place,
             greatest: cursor.pair,
@@ -195,7 +200,9 @@ impl Course {
             config,
             target,
             reader,
-        }))
+        };
+        course.hold_parked_keys();
+        Ok(Some(course))
     }
 
     /// Whether the sink or its secret has changed since it was taken.
@@ -205,14 +212,17 @@ impl Course {
 
     /// Settings were read again.
     pub(crate) fn set_policy(&mut self) {
-        self.engine.set_policy(policy(&self.sink));
+        let policy = policy(&self.sink);
+        self.engine.set_policy(policy);
         self.reader.set_batch_size(batch_size(&self.sink));
         self.redelivery.set_policy();
+        self.parking.set_policy(policy);
     }
 
     /// The sink was changed or resumed: it is tried without waiting for its back-off.
     pub(crate) fn retry_now(&mut self) {
         self.engine.retry_now();
+        self.parking.retry_now(now());
     }
 
     /// Why the sink cannot run any longer, if so: whoever holds it must give it up.
@@ -225,7 +235,8 @@ impl Course {
     }
 
     pub(crate) fn last_error(&self) -> Option<String> {
-        self.engine.last_error().map(str::to_owned)
+        let parked = || self.parking.trial()?.error.as_deref();
+        self.engine.last_error().or_else(parked).map(str::to_owned)
     }
 
     pub(crate) fn unsaved_delivered(&self) -> u64 {

@@ -13,7 +13,7 @@ impl Course {
             self.begin_anew();
         }
         let wanted = self.engine.wants();
-        if wanted == 0 {
+        if wanted == 0 || !self.may_read_on() {
             self.has_more = true;
             return;
         }
@@ -39,13 +39,15 @@ impl Course {
             let settled = self.engine.push_through(entry);
             self.settle(settled);
         } else {
-            self.engine.push(entry);
+            let settled = self.engine.push(entry);
+            self.settle(settled);
         }
     }
 
     /// Whether a read now could bring something.
     pub(crate) fn wants_to_read(&self) -> bool {
-        (self.has_more && self.engine.wants() > 0) || self.is_to_be_shaped_anew()
+        let may_read = self.may_read_on() && self.engine.wants() > 0;
+        (self.has_more && may_read) || self.is_to_be_shaped_anew()
     }
 
     /// Whether a filter or transform has failed, and the wait for the next try is over: its code, or what it looks up, may have
@@ -60,6 +62,7 @@ impl Course {
         let memory = Memory::of(&self.engine, &self.ahead).unwrap_or_default();
         self.engine = Engine::restore(policy(&self.sink), memory.engine);
         self.ahead = memory.ahead;
+        self.hold_parked_keys();
         self.reader.place = self.settled.clone();
         self.misshapen = false;
     }

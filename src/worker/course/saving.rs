@@ -34,22 +34,30 @@ impl Course {
     }
 
     pub(super) fn health(&self) -> Health {
+        let parked = self.parking().trial();
+        let waits_for_parked = self.parking().due().filter(|_| parked.is_some());
         let state = match self.engine.health() {
-            State::Flowing => "flowing",
+            State::Flowing if self.parking().is_empty() => "flowing",
+            State::Flowing => "retrying",
             State::Bisecting | State::Retrying { .. } => "retrying",
             State::Down { .. } => "down",
         };
         let memory = Memory::of(&self.engine, &self.ahead);
-        let failing = !matches!(self.engine.health(), State::Flowing);
+        let flowing = matches!(self.engine.health(), State::Flowing);
+        let (attempts, last_error) = match parked.filter(|_| flowing) {
+            Some(parked) => (parked.attempts, parked.error.as_deref()),
+            None if flowing => (0, None),
+            None => (self.engine.attempts(), self.engine.last_error()),
+        };
+        let next_attempt_at = match self.engine.next_attempt_at() {
+            Some(engine) => Some(waits_for_parked.map_or(engine, |parked| parked.min(engine))),
+            None => waits_for_parked,
+        };
         Health {
             state: state.to_owned(),
-            attempts: self.engine.attempts(),
-            last_error: failing
-                .then(|| self.engine.last_error().map(str::to_owned))
-                .flatten(),
-            next_attempt_at: self
-                .engine
-                .next_attempt_at()
+            attempts,
+            last_error: last_error.map(str::to_owned),
+            next_attempt_at: next_attempt_at
                 .map(|time| i64::try_from(time.0 * 1000).unwrap_or(i64::MAX)),
             checkpoint: memory.and_then(|memory| memory.to_json()),
         }
@@ -61,7 +69,8 @@ impl Course {
         // A function's effects stand with the transaction, and so must what is remembered of them.
         let goes_on =
             matches!(self.target, Target::Network) && self.engine.next_attempt_at().is_none();
-        if self.in_flight || (goes_on && !matches!(self.engine.health(), State::Flowing)) {
+        let flowing = matches!(self.engine.health(), State::Flowing);
+        if self.in_flight || (goes_on && !flowing) || (flowing && self.tries_parked(now())) {
             return None;
         }
         let health = self.health();
@@ -119,6 +128,11 @@ impl Course {
             for (entry, error, attempts) in &self.unsaved.dead {
                 self.bury(spi, entry, error, *attempts);
             }
+            let ours = self.parking().save(spi, &self.sink.id);
+            if !ours && matches!(self.target, Target::Function(_)) {
+                self.lost = true;
+                return Save::Refused;
+            }
         }
         if let Some(health) = self.health_to_save() {
             health::save(spi, &self.sink.id, &health);
@@ -154,6 +168,7 @@ impl Course {
         if std::mem::take(&mut self.saving) {
             if self.unsaved.since.is_some() {
                 self.saved = self.settled.clone();
+                self.parking.saved();
             }
             self.unsaved = Unsaved::default();
             self.redelivery.saved();

@@ -281,6 +281,8 @@ impl Dispatcher {
             };
             if course.redelivery.awaits(report.serial) {
                 course.redelivery.outcome(&report.outcome);
+            } else if course.awaits_parked(report.serial) {
+                course.parked_outcome(&report.outcome);
             } else if course.awaits(report.serial) {
                 course.outcome(&report.outcome);
             }
@@ -312,8 +314,11 @@ impl Dispatcher {
                 }
                 break;
             }
+            if let Some(Handover::Network { serial, batch }) = course.next_parked() {
+                io.deliver(id, serial, batch);
+            }
             if let Some((serial, event)) = course.next_redelivery() {
-                io.deliver(id, serial, course.batch_of(event));
+                io.deliver(id, serial, course.batch_of(vec![event]));
             }
         }
     }

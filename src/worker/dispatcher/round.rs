@@ -253,7 +253,8 @@ impl Dispatcher {
 }
 
 fn needs_transaction(course: &Course, at: Time) -> bool {
-    (matches!(course.target, Target::Network) && course.wants_to_read())
+    (matches!(course.target, Target::Network)
+        && (course.wants_to_read() || course.wants_to_read_parked(at)))
         || course.save_due().is_some_and(|due| due <= at)
         || course.wants_to_look_for_redeliveries()
 }
@@ -267,17 +268,22 @@ fn work(
     at: Time,
 ) {
     course.begin();
-    if matches!(course.target, Target::Network)
-        && course.wants_to_read()
-        && let Some(seen) = seen.get(&course.sink.stream)
-        && lock::hold_table(seen.stream.oid)
-    {
-        course.reader.stream.clone_from(&seen.stream);
-        course.fill(
-            spi,
-            &seen.horizon,
-            floors.entry(seen.stream.oid).or_default(),
-        );
+    let parked = course.wants_to_read_parked(at);
+    if matches!(course.target, Target::Network) && (course.wants_to_read() || parked) {
+        if let Some(seen) = seen.get(&course.sink.stream)
+            && lock::hold_table(seen.stream.oid)
+        {
+            course.reader.stream.clone_from(&seen.stream);
+            if course.wants_to_read() {
+                let floors = floors.entry(seen.stream.oid).or_default();
+                course.fill(spi, &seen.horizon, floors);
+            }
+            if parked {
+                course.fill_parked(spi);
+            }
+        } else if parked {
+            course.let_parked_wait();
+        }
     }
     course.fill_redelivery(spi);
     if course.unfit().is_some() || course.save_due().is_some_and(|due| due <= at) {

@@ -54,7 +54,7 @@ fn policies() -> impl Strategy<Value = Policy> {
 }
 
 fn styles() -> impl Strategy<Value = Style> {
-    prop_oneof![3 => Just(Style::Mute), 2 => Just(Style::Naming), 1 => Just(Style::Judging)]
+    prop_oneof![3 => Just(Style::Mute), 2 => Just(Style::Naming), 1 => Just(Style::Judging), 2 => Just(Style::Halting)]
 }
 
 /// Key and weight.

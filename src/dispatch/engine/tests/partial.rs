@@ -1,5 +1,7 @@
 //! Sinks that say which events failed.
 
+use std::time::Duration;
+
 use super::super::super::{Failure, Fate, Health, Outcome, Time};
 use super::super::Step;
 use super::sink::{Style, policy};
@@ -177,4 +179,71 @@ fn a_named_event_ends_the_search_among_those_handed_over() {
         .map(|request| request.ids.clone())
         .collect();
     assert_eq!(tried[..5], [0..8, 0..4, 1..2, 4..6, 6..7]);
+}
+
+#[test]
+fn what_was_not_tried_has_not_failed() {
+    let mut world = world(Style::Mute, []);
+    world.write_many(8);
+    world.read();
+    let now = Time(world.now);
+    assert_eq!(world.engine.next(now), Step::Deliver(0..8));
+    let failure = Failure {
+        index: 2,
+        error: "busy".into(),
+        permanent: false,
+    };
+    let outcome = Outcome::Cut {
+        failures: vec![failure],
+        // What is listed as failed has failed, and there is no event 9.
+        untried: vec![2, 5, 6, 7, 9],
+        retry_after: None,
+    };
+    assert_eq!(world.engine.outcome(now, &outcome).len(), 2);
+    assert_eq!(world.engine.attempts(), 1);
+    assert_eq!(world.engine.next(now), Step::Wait(Time(now.0 + 1_000)));
+    let later = Time(now.0 + 1_000);
+    assert_eq!(world.engine.next(later), Step::Deliver(0..1));
+    let settled = world.engine.outcome(later, &Outcome::Delivered);
+    assert_eq!(settled.len(), 3, "with those that went through behind it");
+    assert_eq!(world.engine.attempts(), 0);
+    assert_eq!(world.engine.next(later), Step::Deliver(0..3));
+}
+
+#[test]
+fn a_delivery_in_which_nothing_was_tried_is_searched_like_one_that_failed() {
+    let mut world = world(Style::Mute, []);
+    world.write_many(4);
+    world.read();
+    let now = Time(world.now);
+    let nothing = |count| Outcome::Cut {
+        failures: Vec::new(),
+        untried: (0..count).collect(),
+        retry_after: None,
+    };
+    assert_eq!(world.engine.next(now), Step::Deliver(0..4));
+    assert_eq!(world.engine.outcome(now, &nothing(4)), []);
+    assert_eq!(world.engine.next(now), Step::Deliver(0..2));
+    assert_eq!(world.engine.outcome(now, &nothing(2)), []);
+    assert_eq!(world.engine.next(now), Step::Deliver(0..1));
+    assert_eq!(world.engine.outcome(now, &nothing(1)), []);
+    assert_eq!(world.engine.attempts(), 1);
+    assert_eq!(world.engine.last_error(), Some("not tried"));
+}
+
+#[test]
+fn a_sink_that_asks_to_be_left_alone_in_the_middle_is() {
+    let mut world = world(Style::Mute, []);
+    world.write_many(4);
+    world.read();
+    let now = Time(world.now);
+    assert_eq!(world.engine.next(now), Step::Deliver(0..4));
+    let outcome = Outcome::Cut {
+        failures: Vec::new(),
+        untried: vec![2, 3],
+        retry_after: Some(Duration::from_secs(7)),
+    };
+    assert_eq!(world.engine.outcome(now, &outcome).len(), 2);
+    assert_eq!(world.engine.attempts(), 0);
+    assert_eq!(world.engine.next(now), Step::Wait(Time(now.0 + 7_000)));
 }

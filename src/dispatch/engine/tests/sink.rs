@@ -33,6 +33,8 @@ pub(super) enum Style {
     Naming,
     /// Names it, says that it will never be taken, and takes the others.
     Judging,
+    /// Takes what comes before the first, names that, and does not try what comes behind it.
+    Halting,
 }
 
 #[derive(Debug)]
@@ -79,6 +81,13 @@ impl Sink {
             error: "bad event".to_owned(),
             permanent,
         };
+        if self.style == Style::Halting {
+            return Outcome::Cut {
+                failures: vec![failure(first, false)],
+                untried: (first + 1..ids.len()).collect(),
+                retry_after: self.retry_after,
+            };
+        }
         let mut failures: Vec<Failure> =
             bad.iter().map(|index| failure(*index, permanent)).collect();
         // What a careless sink might add.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::super::super::{Checkpoint, Fate, Outcome, Policy, Refusal, Time};
+use super::super::super::{Checkpoint, Fate, Outcome, Policy, Time};
 use super::super::{Engine, Step};
 use super::sink::{Event, Sink};
 
@@ -235,8 +235,14 @@ impl World {
         let evidence_before = self.evidence(head);
         let mut condemned = BTreeSet::new();
         let mut gone = BTreeSet::new();
+        let mut untried: BTreeSet<usize> = BTreeSet::new();
         match outcome {
             Outcome::Delivered => gone.extend(&ids),
+            Outcome::Cut { failures, .. } => {
+                let end = failures[0].index;
+                gone.extend(&ids[..end]);
+                untried.extend(&ids[end + 1..]);
+            }
             Outcome::Partial(failures) => {
                 gone.extend(&ids);
                 for failure in failures.iter().filter(|failure| failure.index < ids.len()) {
@@ -250,8 +256,9 @@ impl World {
         }
         // The last try of an event that had failed often enough before is not counted.
         let counted = !(deciding && evidence_before >= self.enough())
-            && (alone || matches!(outcome, Outcome::Partial(_)));
-        for id in ids.iter().filter(|id| counted && !gone.contains(*id)) {
+            && (alone || !matches!(outcome, Outcome::Failed(_)));
+        let failed = |id: &&usize| !gone.contains(*id) && !untried.contains(*id);
+        for id in ids.iter().filter(|id| counted && failed(id)) {
             *self.failures.entry(*id).or_default() += 1;
         }
         self.through.extend(&gone);
@@ -273,6 +280,7 @@ impl World {
             let id = settled.item.id;
             assert_eq!(id, self.fates.len(), "settled in order, and once");
             match &settled.fate {
+                Fate::Parked(_) => panic!("it is not isolated by key"),
                 Fate::Delivered => {
                     assert!(self.ever_through.contains(&id), "delivered means taken")
                 }
@@ -292,13 +300,7 @@ impl World {
             self.fates.push(settled.fate);
         }
         assert!(!decided || self.fates.len() > head, "a decision is one");
-        let asked_for_calm = matches!(
-            outcome,
-            Outcome::Failed(Refusal {
-                retry_after: Some(_),
-                ..
-            })
-        );
+        let asked_for_calm = outcome.retry_after().is_some();
         let next = self.fates.len();
         self.tests_failed &= next == head;
         self.run = self.run.filter(|end| !asked_for_calm && *end > next);
@@ -365,7 +367,7 @@ impl World {
     pub(super) fn dead(&self) -> Vec<(usize, u32)> {
         let dead = |(id, fate): (usize, &Fate)| match fate {
             Fate::Dead { attempts, .. } => Some((id, *attempts)),
-            Fate::Delivered => None,
+            Fate::Delivered | Fate::Parked(_) => None,
         };
         self.fates.iter().enumerate().filter_map(dead).collect()
     }

@@ -37,8 +37,14 @@ fn failure(index: usize, error: &str) -> Failure {
     }
 }
 
-const BEHIND: &str = "not sent: an earlier event of the same source and subject failed";
-const HALTED: &str = "not sent: the endpoint was failing";
+/// These failed, and those were not sent.
+fn cut(failures: Vec<Failure>, untried: Vec<usize>) -> Outcome {
+    Outcome::Cut {
+        failures,
+        untried,
+        retry_after: None,
+    }
+}
 
 #[test]
 fn each_event_is_a_request() {
@@ -137,11 +143,10 @@ fn a_failure_holds_the_later_events_of_its_key_alone() {
     ];
     assert_eq!(
         single(&receiver.url(), 1).deliver(&of(events)),
-        Outcome::Partial(vec![
-            failure(1, "HTTP 500 Internal Server Error"),
-            failure(3, BEHIND),
-            failure(5, BEHIND)
-        ])
+        cut(
+            vec![failure(1, "HTTP 500 Internal Server Error")],
+            vec![3, 5]
+        )
     );
     assert_eq!(sent(&receiver), ["evt_1", "evt_2", "evt_3", "evt_5"]);
 }
@@ -163,14 +168,16 @@ fn what_will_never_go_through_holds_nothing_up() {
     let events = (1..=4).map(|n| about(n, "a")).collect();
     assert_eq!(
         single(&receiver.url(), 4).deliver(&of(events)),
-        Outcome::Partial(vec![
-            Failure {
-                permanent: true,
-                ..failure(0, "too old")
-            },
-            failure(2, "later"),
-            failure(3, BEHIND)
-        ])
+        cut(
+            vec![
+                Failure {
+                    permanent: true,
+                    ..failure(0, "too old")
+                },
+                failure(2, "later")
+            ],
+            vec![3]
+        )
     );
 }
 
@@ -217,11 +224,25 @@ fn an_outage_in_the_middle_stops_the_rest() {
     let late = format!("no answer from {} within 1s", receiver.origin());
     assert_eq!(
         sender.deliver(&batch(5)),
-        Outcome::Partial(vec![
-            failure(2, &late),
-            failure(3, HALTED),
-            failure(4, HALTED)
-        ])
+        cut(vec![failure(2, &late)], vec![3, 4])
     );
     assert_eq!(sent(&receiver), ["evt_1", "evt_2", "evt_3"]);
+}
+
+#[test]
+fn an_endpoint_that_asks_to_be_left_alone_in_the_middle_is() {
+    let receiver = Receiver::start(|request| match request.ids()[0].as_str() {
+        "evt_2" => Reply::Answer(429, "retry-after: 7\r\n", Vec::new()),
+        _ => Reply::ok(),
+    });
+    for count in [2, 5] {
+        assert_eq!(
+            single(&receiver.url(), 1).deliver(&batch(count)),
+            Outcome::Cut {
+                failures: vec![failure(1, "HTTP 429 Too Many Requests")],
+                untried: (2..count as usize).collect(),
+                retry_after: Some(Duration::from_secs(7)),
+            }
+        );
+    }
 }
