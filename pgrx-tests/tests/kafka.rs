@@ -7,7 +7,10 @@ use std::collections::HashMap;
 
 use outbox_tests::{Cluster, Kafka, Record, Sql, Tls};
 use postgres::Client;
-use scene::{assert_clear, emit, ids, quick, quoted, status, until_dead, until_idle, until_status};
+use scene::{
+    assert_clear, emit, ids, quick, quoted, replace_dispatcher, status, until_dead, until_idle,
+    until_status,
+};
 use serde_json::{Value, json};
 
 const NUMBERED: &str = "outbox.test.numbered";
@@ -250,6 +253,30 @@ fn over_tls_with_a_certificate_that_is_trusted() {
     let (broker, _cluster, mut db) = over_tls(Tls::Good, true);
     until_delivered(&mut db, 3);
     assert_eq!(sorted_ids(&broker.records(NUMBERED)), ids(1..=3));
+}
+
+#[test]
+fn a_process_that_ends_takes_the_clients_threads_along() {
+    // A crash would end our session, and so would an end that takes too long for it.
+    let (broker, cluster, mut db) = over_tls(Tls::Good, true);
+    for round in 1..=5 {
+        until_delivered(&mut db, round * 3);
+        replace_dispatcher(&mut db, "log");
+        emit(&mut db, round * 3 + 1..=round * 3 + 3);
+    }
+    until_delivered(&mut db, 18);
+    // Nor while a delivery is on its way and stays there.
+    broker.hang();
+    emit(&mut db, 19..=20);
+    until_status(&mut db, "log", "in trouble", |status| status.attempts >= 1);
+    replace_dispatcher(&mut db, "log");
+    db.run("select outbox.drop_sink('log')");
+    let log = cluster.log();
+    assert!(
+        !log.contains("terminated by signal"),
+        "a process has crashed"
+    );
+    assert!(!log.contains("panic"), "the log tells of a panic");
 }
 
 #[test]
