@@ -185,6 +185,16 @@ const HOSTILE: &str = "
     set datestyle = 'SQL, DMY'; set intervalstyle = 'sql_standard'; set extra_float_digits = -10; set bytea_output = escape;
     set timezone = 'Asia/Tokyo'; set search_path = public; set quote_all_identifiers = on; set xmloption = content";
 
+/// The values of those types that the server knows: not every one is built with libxml.
+fn values(db: &mut Client) -> Vec<&'static (&'static str, &'static str, &'static str)> {
+    let has_xml: bool =
+        db.one("select setting like '%--with-libxml%' from pg_config where name = 'CONFIGURE'");
+    let values = VALUES.iter();
+    values
+        .filter(|(type_, ..)| has_xml || *type_ != "xml")
+        .collect()
+}
+
 fn with_types(db: &mut Client) {
     db.run(TYPES);
     db.run(CASTS);
@@ -195,7 +205,7 @@ fn each_value_of_each_type() {
     let (_cluster, mut db) = quiet();
     with_types(&mut db);
     for hostile in [false, true] {
-        for (type_, value, told) in VALUES {
+        for (type_, value, told) in values(&mut db) {
             let told = if *type_ == "money" {
                 told.replace(['$', ','], "")
             } else {
@@ -253,7 +263,7 @@ fn each_value_of_each_type() {
 fn any_type_can_be_a_key() {
     let (_cluster, mut db) = quiet();
     with_types(&mut db);
-    for (type_, value, _) in VALUES {
+    for (type_, value, _) in values(&mut db) {
         db.run(&format!(
             "drop table if exists t; create table t (v {type_}, n int)"
         ));
@@ -347,4 +357,23 @@ fn odd_columns() {
     let refusal = db.refused("select outbox.alter_capture('wide', payload => 'before_after')");
     assert_eq!(refusal.sqlstate, "22023");
     assert_eq!(payload(&mut db, "update wide set c1 = 9")["c1"], 9);
+}
+
+#[test]
+fn columns_that_are_generated_when_they_are_read() {
+    if outbox_tests::major() < 18 {
+        return;
+    }
+    let (_cluster, mut db) = quiet();
+    db.run("create table t (id int primary key, n int, twice int generated always as (n * 2) virtual, thrice int generated always as (n * 3) stored)");
+    db.run("select outbox.capture('t', payload => 'before_after', condition => 'new.n > 0')");
+    let told = payload(&mut db, "insert into t values (1, 5)");
+    assert_eq!(told["after"].to_string(), r#"{"n":5,"id":1,"thrice":15}"#);
+    let told = payload(&mut db, "update t set n = 6");
+    assert_eq!(told["after"].to_string(), r#"{"n":6,"id":1,"thrice":18}"#);
+    assert_eq!(
+        db.refused("select outbox.alter_capture('t', columns => '{twice}')")
+            .sqlstate,
+        "42704"
+    );
 }
