@@ -347,7 +347,7 @@ fn streams_that_cannot_be_made_or_dropped() {
         assert_eq!(refusal.sqlstate, sqlstate, "{name}: {refusal:?}");
     }
     let names: Vec<String> = db.all("select name from outbox.streams order by name");
-    assert_eq!(names, ["billing", "outbox"]);
+    assert_eq!(names, ["audit", "billing", "outbox"]);
     let long = "a".repeat(40);
     db.run(&format!(
         "select outbox.create_stream('{long}'); select outbox.emit('a', stream => '{long}')"

@@ -64,6 +64,16 @@ pub(crate) fn tell(spi: &Spi, error: Option<&str>) {
     );
 }
 
+/// Whether the last pass has left windows unrecorded for an error.
+pub(crate) fn is_failing(spi: &Spi) -> bool {
+    spi.read(
+        "select from outbox.usage_recorder where last_error is not null",
+        &[],
+    )
+    .count()
+        > 0
+}
+
 /// Whether there is a closed window that is not recorded.
 pub(crate) fn is_due(spi: &Spi) -> bool {
     spi.read(

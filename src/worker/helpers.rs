@@ -134,7 +134,7 @@ impl Helpers {
     }
 }
 
-fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
+pub(super) fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
     !matches!(
         worker.pid(),
         Ok(_) | Err(BackgroundWorkerStatus::NotYetStarted)

@@ -58,5 +58,9 @@ pub extern "C-unwind" fn outbox_launcher_main(_arg: pg_sys::Datum) {
 pub extern "C-unwind" fn outbox_dispatcher_main(arg: pg_sys::Datum) {
     let sink = pgrx::bgworkers::BackgroundWorker::get_extra();
     let sink = (!sink.is_empty()).then(|| sink.to_owned());
-    dispatcher::main(pg_sys::Oid::from(arg.value() as u32), sink)
+    let database = pg_sys::Oid::from(arg.value() as u32);
+    if sink.as_deref() == Some(usage::PROCESS) {
+        usage::main(database);
+    }
+    dispatcher::main(database, sink)
 }

@@ -7,13 +7,15 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use pgrx::PgLogLevel;
+use pgrx::bgworkers::DynamicBackgroundWorker;
+use pgrx::{PgLogLevel, pg_sys};
 
+use super::helpers::has_ended;
 use super::maintenance::in_transaction;
 use super::user_code::{self, FunctionStatement};
 use crate::pg::security::Path;
 use crate::pg::spi::{Arg, Spi, UserStatement};
-use crate::pg::transaction;
+use crate::pg::{background, catalog, latch, lock, transaction};
 use crate::settings;
 use crate::store::usage::{self, Recorder, UsageWindow};
 
@@ -180,21 +182,59 @@ fn telling_sql(function: &str) -> String {
     format!("select f.idempotency_key::text, f.outcome::text from {function}({WINDOWS}) as f")
 }
 
-/// The dispatcher's part: passes when windows are due.
+/// By which a process is told that it is the recorder's; no sink is called so.
+pub(super) const PROCESS: &str = ":usage";
+
+/// The entry of that process: one pass, a transaction a batch. A recorder may take its time, and must not take that of sinks.
+pub(super) fn main(database: pg_sys::Oid) -> ! {
+    background::begin_dispatcher(database, Some(PROCESS));
+    let mut taken = 0;
+    while taken < PASS && !latch::terminated() && !lock::database_is_wanted(database) {
+        let passed = recorded();
+        taken += passed.taken;
+        if passed.taken < BATCH || passed.error.is_some() {
+            break;
+        }
+    }
+    background::end(0)
+}
+
+/// One batch, in a transaction of its own.
+fn recorded() -> Passed {
+    match in_transaction(batch) {
+        Ok(passed) => passed.unwrap_or_default(),
+        Err(error) => {
+            let what = "usage could not be recorded";
+            transaction::log(PgLogLevel::WARNING, what, &error);
+            Passed::default()
+        }
+    }
+}
+
+/// The dispatcher's part: has windows recorded when they are due, in a process of its own, or here where there is no slot for one.
 pub(super) struct Recording {
     next: Option<Instant>,
+    running: Option<DynamicBackgroundWorker>,
+}
+
+/// What a look has found.
+enum Found {
+    NoRecorder,
+    Nothing,
+    Due { failing: bool },
 }
 
 impl Recording {
     pub(super) fn new() -> Self {
         Self {
             next: Some(Instant::now()),
+            running: None,
         }
     }
 
-    /// There may be a recorder now.
+    /// There may be a recorder now, or another one.
     pub(super) fn look_again(&mut self) {
-        self.next.get_or_insert_with(Instant::now);
+        self.next = Some(Instant::now());
     }
 
     /// When it wants to run; never, without a recorder.
@@ -202,32 +242,56 @@ impl Recording {
         self.next
     }
 
-    /// One batch, in a transaction of its own.
     pub(super) fn run(&mut self, now: Instant) {
         if self.next.is_none_or(|next| next > now) {
             return;
         }
-        let passed = in_transaction(|spi| {
-            usage::recorder(spi)?;
-            Some(if usage::is_due(spi) {
-                batch(spi)
-            } else {
-                Passed::default()
-            })
-        });
-        self.next = match passed {
-            Ok(Some(None)) => None,
-            Ok(Some(Some(passed))) if passed.error.is_some() => Some(now + retry()),
-            Ok(Some(Some(passed))) if passed.taken == BATCH => Some(now),
-            Ok(_) => Some(now + settings::poll_interval()),
-            Err(error) => {
-                let what = "usage could not be recorded";
-                transaction::log(PgLogLevel::WARNING, what, &error);
-                Some(now + retry())
+        if self.running.as_ref().is_some_and(|it| !has_ended(it)) {
+            self.next = Some(now + LOOK);
+            return;
+        }
+        let had_run = self.running.take().is_some();
+        self.next = match look() {
+            Found::NoRecorder => None,
+            Found::Nothing => Some(now + settings::poll_interval()),
+            Found::Due { failing: true } if had_run => Some(now + retry()),
+            Found::Due { .. } => {
+                let database = catalog::current_database();
+                self.running = background::start_dispatcher(database, Some(PROCESS));
+                if self.running.is_none() && recorded().error.is_some() {
+                    Some(now + retry())
+                } else {
+                    Some(now + LOOK)
+                }
             }
         };
     }
 }
+
+fn look() -> Found {
+    let found = in_transaction(|spi| {
+        if usage::recorder(spi).is_none() {
+            Found::NoRecorder
+        } else if usage::is_due(spi) {
+            Found::Due {
+                failing: usage::is_failing(spi),
+            }
+        } else {
+            Found::Nothing
+        }
+    });
+    match found {
+        Ok(found) => found.unwrap_or(Found::Nothing),
+        Err(error) => {
+            let what = "usage could not be looked at";
+            transaction::log(PgLogLevel::WARNING, what, &error);
+            Found::Nothing
+        }
+    }
+}
+
+/// How often to see whether the process has ended.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// The pause after an error that belongs to no window.
 fn retry() -> Duration {
