@@ -83,14 +83,17 @@ impl Dispatcher {
             connected(|spi| {
                 if look {
                     if thorough {
-                        if rebase::if_moved(spi, std::mem::take(&mut self.check_cursors)) {
+                        // A restore may have come and gone between two looks; it leaves changes behind.
+                        let changed = changes.is_none() || changes != self.known_changes;
+                        if rebase::if_moved(spi, std::mem::take(&mut self.check_cursors) || changed)
+                        {
                             // This transaction does not see what it has just made of the events.
                             self.let_all_go();
                             self.look_at_all();
                             return;
                         }
                         self.look_at_sinks(spi);
-                        if self.thorough || changes.is_none() || changes != self.known_changes {
+                        if self.thorough || changed {
                             self.webhooks.look_again();
                         }
                         self.thorough = false;
