@@ -43,8 +43,17 @@ conforms! { kafka_broker: crate::kafka::Broker { order redelivery outage_and_rec
 conforms! { another_postgres: crate::remote::Remote }
 conforms! { function_sink: crate::function::Function { order redelivery partial_failure outage_and_recovery poison config } }
 
-conforms! { http_batch_by_key: crate::destination::ByKey<crate::http::Batch> }
-conforms! { http_single_by_key: crate::destination::ByKey<crate::http::Single> }
+// By key, an event that is never taken is decided on when others go through after it has failed often enough: see the tests of isolation.
+conforms! {
+    http_batch_by_key: crate::destination::ByKey<crate::http::Batch> {
+        order redelivery partial_failure outage_and_recovery poison hang secrets config
+    }
+}
+conforms! {
+    http_single_by_key: crate::destination::ByKey<crate::http::Single> {
+        order redelivery partial_failure outage_and_recovery poison hang secrets config
+    }
+}
 conforms! {
     function_by_key: crate::destination::ByKey<crate::function::Function> {
         order redelivery partial_failure outage_and_recovery poison
