@@ -30,7 +30,7 @@ pub trait Destination: Sized {
     /// Makes what its sink needs in the database: secrets, tables, functions.
     fn prepare(&mut self, _db: &mut Client) {}
 
-    /// The config of its sink. A delivery that is not answered ends within a second.
+    /// The config of its sink. A delivery that is not answered ends within two seconds.
     fn config(&self) -> Value;
 
     /// Configs that have to be refused when they are set.

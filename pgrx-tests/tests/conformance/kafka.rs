@@ -29,7 +29,7 @@ impl Destination for Broker {
 
     fn config(&self) -> Value {
         json!({
-            "brokers": self.0.brokers(), "secret": "conformance", "timeout_ms": 1000,
+            "brokers": self.0.brokers(), "secret": "conformance", "timeout_ms": 2000,
             "properties": {"message.max.bytes": "65536"},
         })
     }
