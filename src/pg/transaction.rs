@@ -4,10 +4,10 @@ use std::panic::AssertUnwindSafe;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{PgLogLevel, PgTryBuilder};
+use pgrx::{PgLogLevel, PgSqlErrorCode, PgTryBuilder};
 
 use super::error::{PgError, is_cancel};
-use super::timeout;
+use super::{latch, timeout};
 
 /// Runs `body` in a transaction of its own, in a process that has none open. An error rolls it back and is returned.
 pub(crate) fn run<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
@@ -129,8 +129,11 @@ pub(crate) fn nested<R>(body: impl FnOnce() -> R) -> Result<R, PgError> {
     }
 }
 
-/// Writes a caught error to the server's log.
+/// Writes a caught error to the server's log; but a worker that is asked to end is cancelled in what it does, which is no news.
 pub(crate) fn log(level: PgLogLevel, context: &str, error: &PgError) {
+    if latch::terminated() && error.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
+        return;
+    }
     pgrx::ereport!(
         level,
         error.code,
