@@ -30,6 +30,11 @@ unsafe extern "C-unwind" fn on_sigterm_at_once(signal: i32) {
     unsafe { pg_sys::die(signal) };
 }
 
+/// Nothing that runs is cancelled any more.
+unsafe extern "C-unwind" fn on_late_sigterm(_signal: i32) {
+    TERMINATED.store(true, Ordering::SeqCst);
+}
+
 type Handler = unsafe extern "C-unwind" fn(i32);
 
 fn handle(signal: u32, handler: Handler) {
@@ -70,6 +75,12 @@ pub(crate) fn interruptible<R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
+/// The worker is about to end by itself: a SIGTERM that comes now, or came a moment ago, must not cancel what it still has to save.
+pub(crate) fn end_in_order() {
+    handle(pg_sys::SIGTERM, on_late_sigterm);
+    serve_interrupts();
+}
+
 /// Whether the worker has been asked to end.
 pub(crate) fn terminated() -> bool {
     TERMINATED.load(Ordering::SeqCst)
@@ -87,7 +98,7 @@ pub(crate) fn reload_if_asked() -> bool {
 
 /// Serves what has come in for a worker that is between two transactions: barriers, and cancel requests, which have nothing to
 /// cancel here and must not end the process.
-pub(crate) fn serve_interrupts() {
+fn serve_interrupts() {
     let check = || {
         pgrx::check_for_interrupts!();
     };

@@ -117,7 +117,7 @@ pub(crate) fn main(database: pg_sys::Oid, only: Option<String>) -> ! {
     shmem::join(database);
     let mut dispatcher = Dispatcher::new(only);
     let end = dispatcher.run();
-    latch::serve_interrupts();
+    latch::end_in_order();
     background::be_brief();
     dispatcher.await_reports();
     dispatcher.save_all();
