@@ -48,7 +48,7 @@ impl Destination for Broker {
             with("enable.idempotence", "false"),
             with("bootstrap.servers", "elsewhere"),
             with("sasl.password", SECRET),
-            with("plugin.library.paths", "/tmp/x.so"),
+            with("plugin.library.paths", "x.so"),
             with("linger.ms", "fast"),
             with("no.such.property", "1"),
             with("max.in.flight.requests.per.connection", "6"),
