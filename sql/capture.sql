@@ -406,6 +406,7 @@ begin
         perform set_config('lock_timeout', '5s', true);
     end if;
     perform outbox.drop_triggers(t) from outbox.tree_of(relation) t;
+    perform outbox.end_backfills();
     if impatient then
         perform set_config('lock_timeout', '0', true);
     end if;

@@ -78,6 +78,11 @@ create function outbox.read_columns(shape text) returns text
         else $sql$e.txid, e.seq, coalesce(e.id, outbox.event_id(e.id, $4, e.txid, e.seq, e."time")), e.topic, e.source, e.subject, e.tenant, e."time",
                e.payload, e.headers$sql$ end;
 
+-- Which events of the table e of a stream are for everybody.
+create function outbox.for_everybody(shape text) returns text
+    language sql immutable set search_path = pg_catalog, pg_temp
+    return case shape when 'audit' then 'true' else 'e.for_sink is null' end;
+
 -- A regular expression for topics that match one of the patterns; null for none given.
 create function outbox.topics_regex(topics text[]) returns text
     language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
@@ -130,8 +135,9 @@ begin
     return query execute format($sql$
         select %s, e.txid::text || ':' || e.seq::text
           from %s e
-         where (e.txid, e.seq) > ($1, $2) and e.txid < pg_snapshot_xmin(pg_current_snapshot()) and ($5 is null or %s ~ $5)
-         order by e.txid, e.seq limit $3$sql$, outbox.read_columns(s.shape), s.relation, case s.shape when 'audit' then 'e.action' else 'e.topic' end)
+         where (e.txid, e.seq) > ($1, $2) and e.txid < pg_snapshot_xmin(pg_current_snapshot()) and %s and ($5 is null or %s ~ $5)
+         order by e.txid, e.seq limit $3$sql$,
+        outbox.read_columns(s.shape), s.relation, outbox.for_everybody(s.shape), case s.shape when 'audit' then 'e.action' else 'e.topic' end)
     using coalesce(a.txid, '0'::xid8), coalesce(a.seq, 0), max_events, s.name, matching;
 end $$;
 comment on function outbox.read(text, int, text, text[]) is
@@ -149,7 +155,8 @@ begin
     perform outbox.rebase_if_moved();
     execute format($sql$
         select e.txid::text || ':' || e.seq::text from %s e
-         where e.txid < pg_snapshot_xmin(pg_current_snapshot()) order by e.txid desc, e.seq desc limit 1$sql$, s.relation) into last;
+         where e.txid < pg_snapshot_xmin(pg_current_snapshot()) and %s order by e.txid desc, e.seq desc limit 1$sql$,
+        s.relation, outbox.for_everybody(s.shape)) into last;
     return last;
 end $$;
 comment on function outbox.tail(text) is 'the last position that outbox.read could return now; null in an empty stream. Error 42704 for an unknown stream';

@@ -133,6 +133,7 @@ begin
     delete from outbox.sink_health h where h.sink = drop_sink.id;
     delete from outbox.parked p where p.sink = drop_sink.id;
     delete from outbox.sink_grants g where g.sink = drop_sink.id;
+    perform outbox.end_backfills();
 end $$;
 comment on function outbox.drop_sink(text) is
     'gives a sink up, with its cursor, so that retention no longer waits for it; its dead letters stay. Error 42704 if there is none';

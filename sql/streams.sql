@@ -74,11 +74,14 @@ begin
             tenant  text default nullif(current_setting('outbox.tenant', true), ''),
             "time"  timestamptz not null default clock_timestamp(),
             payload jsonb,
-            headers jsonb default nullif(current_setting('outbox.headers', true), '')::jsonb
+            headers jsonb default nullif(current_setting('outbox.headers', true), '')::jsonb,
+            for_sink int
         )$sql$, relation);
     execute format('create index %I on outbox.%I (txid, seq)', relation || '_position', relation);
     execute format('create trigger outbox_wake before insert on outbox.%I for each statement execute function outbox.wake()', relation);
     execute format('comment on table outbox.%I is %L', relation, 'events of the stream ' || name || '; the position of an event is (txid, seq)');
+    execute format('comment on column outbox.%I.for_sink is %L', relation,
+                   'written by a backfill to one sink: the number of that sink in outbox.sinks. No other reader of the stream gets the event');
     insert into outbox.streams (name, relation, sequence)
     values (name, format('outbox.%I', relation)::regclass, pg_get_serial_sequence(format('outbox.%I', relation), 'seq')::regclass);
 end $$;

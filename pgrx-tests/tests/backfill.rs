@@ -104,7 +104,7 @@ fn bad_arguments() {
         ("'t', chunk_size => 0", "22023"),
         ("'t', condition => 'new.nope'", "22023"),
         ("'t', condition => 'true) or (true'", "22023"),
-        ("'t', sink => 'x'", "0A000"),
+        ("'t', sink => 'x'", "42704"),
     ] {
         let refusal = db.refused(&format!("select outbox.backfill({arguments})"));
         assert_eq!(

@@ -3,9 +3,12 @@
 //! A chunk is one transaction: it locks rows against changes, reads them as they are, and writes their events. A change that was made
 //! before is in what it reads, and its event has a smaller number; one that is made after has to wait for the lock, and gets a greater
 //! one. So a row's snapshot never comes after a change that it does not contain.
+//!
+//! Those of a backfill to one sink are in the stream as well, for it is the stream that has the order; they are marked as being for that
+//! sink, and other readers pass over them.
 
 use super::programs::Program;
-use super::statement::{self, Attributes, identifier, literal};
+use super::statement::{self, Stamp, identifier, literal};
 use crate::pg::exact::Printed;
 use crate::pg::firing::{Cell, ChangedRows, Operation, Side};
 use crate::pg::security::as_extension_printing;
@@ -123,15 +126,17 @@ pub(crate) fn chunk(id: i64) -> Taken {
 /// Writes a chunk's events. The last of all says so.
 fn write(capture: &Capture, backfill: &Backfill, rows: &ChangedRows, is_last: bool) {
     let number = backfill.chunks + 1;
-    let attributes = |last: bool| {
+    let stamp = |last: bool| {
         let members = [
             ("chunk".to_owned(), number.into()),
             ("last".to_owned(), last.into()),
         ];
-        members.into_iter().collect::<Attributes>()
+        Stamp {
+            attributes: members.into_iter().collect(),
+            for_sink: backfill.for_sink,
+        }
     };
-    let program =
-        |last| Program::with_attributes(capture.clone(), Operation::Snapshot, &attributes(last));
+    let program = |last| Program::stamped(capture.clone(), Operation::Snapshot, &stamp(last));
     let ordinary = program(false);
     let kept = ordinary.kept(rows);
     let rows = kept.as_ref().unwrap_or(rows);
@@ -151,7 +156,7 @@ fn write(capture: &Capture, backfill: &Backfill, rows: &ChangedRows, is_last: bo
             capture,
             Operation::Snapshot,
             &settings::topic_prefix(),
-            &attributes(true),
+            &stamp(true),
         );
         as_extension_printing(Printed::Always, || {
             connected(|spi| {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 
-use super::statement::{self, Attributes, Statement};
+use super::statement::{self, Stamp, Statement};
 use crate::pg::exact::{Printed, printed};
 use crate::pg::firing::{Cell, Operation, Pairing};
 use crate::pg::invalidation::{self, Stale};
@@ -29,16 +29,12 @@ pub(super) struct Program {
 
 impl Program {
     pub(super) fn new(capture: Capture, operation: Operation) -> Self {
-        Self::with_attributes(capture, operation, &Attributes::new())
+        Self::stamped(capture, operation, &Stamp::default())
     }
 
-    pub(super) fn with_attributes(
-        capture: Capture,
-        operation: Operation,
-        more: &Attributes,
-    ) -> Self {
+    pub(super) fn stamped(capture: Capture, operation: Operation, stamp: &Stamp) -> Self {
         let prefix = settings::topic_prefix();
-        let statement = statement::of(&capture, operation, &prefix, more);
+        let statement = statement::of(&capture, operation, &prefix, stamp);
         let shown = statement::captured(&capture);
         let shown = shown.iter().map(|column| printed(column.type_oid));
         let key = capture.table_columns.iter().filter(|column| {

@@ -69,21 +69,32 @@ fn topic(capture: &Capture, operation: Operation, prefix: &str) -> String {
 /// Members of headers.
 pub(super) type Attributes = serde_json::Map<String, serde_json::Value>;
 
+/// What is said of events beside what a capture says of them anyway.
+#[derive(Default)]
+pub(super) struct Stamp {
+    pub(super) attributes: Attributes,
+    /// The number of the sink that alone is to get them.
+    pub(super) for_sink: Option<i32>,
+}
+
 /// A statement that writes an event of this operation about no row.
 pub(super) fn marker(
     capture: &Capture,
     operation: Operation,
     prefix: &str,
-    attributes: &Attributes,
+    stamp: &Stamp,
 ) -> String {
     let values = [
         topic(capture, operation, prefix),
         capture.source.clone(),
-        serde_json::Value::Object(attributes.clone()).to_string(),
+        serde_json::Value::Object(stamp.attributes.clone()).to_string(),
     ];
     let [topic, source, headers] = values.map(|value| literal(&value));
+    let for_sink = stamp
+        .for_sink
+        .map_or_else(|| "null".to_owned(), |number| number.to_string());
     format!(
-        "insert into {} (topic, source, headers) values ({topic}, {source}, {headers}::pg_catalog.jsonb)",
+        "insert into {} (topic, source, headers, for_sink) values ({topic}, {source}, {headers}::pg_catalog.jsonb, {for_sink})",
         capture.stream
     )
 }
@@ -105,12 +116,11 @@ fn attributes(capture: &Capture, operation: Operation) -> Attributes {
     members
 }
 
-/// `more` are members of the headers beside those that a capture's events have anyway.
 pub(super) fn of(
     capture: &Capture,
     operation: Operation,
     prefix: &str,
-    more: &Attributes,
+    stamp: &Stamp,
 ) -> Statement {
     let mut builder = Builder {
         cells: Vec::new(),
@@ -137,7 +147,7 @@ pub(super) fn of(
         values.push(builder.payload(capture, operation));
     }
     let mut attributes = attributes(capture, operation);
-    attributes.extend(more.clone());
+    attributes.extend(stamp.attributes.clone());
     let partition = match is_adopted {
         true => None,
         false => builder.partition(capture, operation),
@@ -154,6 +164,10 @@ pub(super) fn of(
             headers.push_str(&format!(" operator(pg_catalog.||) {partition}"));
         }
         values.push(headers);
+    }
+    if let Some(number) = stamp.for_sink {
+        columns.push("for_sink");
+        values.push(number.to_string());
     }
     let from = match operation {
         Operation::Truncate => String::new(),

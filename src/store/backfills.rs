@@ -9,6 +9,8 @@ use crate::pg::spi::{Arg, Row, Spi};
 pub(crate) struct Backfill {
     pub(crate) id: i64,
     pub(crate) relation: pg_sys::Oid,
+    /// The number of the sink that alone gets the events.
+    pub(crate) for_sink: Option<i32>,
     pub(crate) condition: Option<String>,
     pub(crate) chunk_size: i32,
     pub(crate) owner: pg_sys::Oid,
@@ -42,17 +44,19 @@ fn backfill(row: &Row) -> Backfill {
         types: row.texts(7).unwrap_or_default(),
         position: row.texts(8),
         chunks: row.i64(9).unwrap_or(0),
+        for_sink: row.i32(10),
     }
 }
 
-/// Takes hold of a backfill until the transaction ends. None if it does not run, or somebody else is at it.
+/// Takes hold of a backfill until the transaction ends. None if it does not run, or cannot any more, or somebody else is at it.
 pub(crate) fn take(spi: &Spi, id: i64) -> Option<Backfill> {
+    spi.write("select outbox.end_backfills()", &[]);
     spi.write(
         "select b.id, b.relation::oid, b.condition, b.chunk_size, b.owner::oid, format('%I.%I', n.nspname, r.relname), b.key,
                 array(select pg_catalog.format_type(a.atttypid, a.atttypmod)
                         from unnest(b.key) with ordinality k (name, place)
                         join pg_catalog.pg_attribute a on a.attrelid = r.oid and a.attname = k.name order by k.place),
-                b.position, b.chunks
+                b.position, b.chunks, b.for_sink
            from outbox.backfills b
            join pg_catalog.pg_class r on r.oid = b.relation join pg_catalog.pg_namespace n on n.oid = r.relnamespace
           where b.id = $1 and b.state = 'running' for update of b skip locked",

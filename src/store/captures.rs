@@ -168,7 +168,7 @@ pub(crate) fn last_seq(spi: &Spi, sequence: &str) -> i64 {
 
 /// Gives events of this transaction that lie between two numbers, the first excluded, new numbers behind all others.
 pub(crate) fn move_behind(spi: &Spi, stream: &str, after: i64, upto: i64) {
-    let columns = r#"id, topic, source, subject, tenant, "time", payload, headers"#;
+    let columns = r#"id, topic, source, subject, tenant, "time", payload, headers, for_sink"#;
     let sql = format!(
         "with moved as (
              delete from {stream} e where e.txid = pg_catalog.pg_current_xact_id() and e.seq > $1 and e.seq <= $2

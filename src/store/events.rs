@@ -20,6 +20,8 @@ pub(crate) struct Want {
     pub(crate) record: bool,
     /// The stream is the audit trail, whose records are delivered as they are.
     pub(crate) records: bool,
+    /// The number of the sink that reads. It gets what is for everybody, and what is for it alone.
+    pub(crate) sink: Option<i32>,
 }
 
 impl Want {
@@ -103,17 +105,35 @@ pub(crate) fn columns(stream: &Stream) -> &'static str {
     }
 }
 
+/// The same, and behind them the number of the sink that alone is to get the event.
+pub(super) fn columns_and_sink(stream: &Stream) -> String {
+    let for_sink = match stream.shape {
+        Shape::Events => "e.for_sink",
+        Shape::Audit => "null::int",
+    };
+    format!("{}, {for_sink}", columns(stream))
+}
+
+/// Whether an event of the table `e` of a stream is for a sink, or for nobody else but it.
+pub(crate) fn is_for(stream: &Stream, sink: Option<i32>) -> String {
+    match (stream.shape, sink) {
+        (Shape::Audit, _) => "true".to_owned(),
+        (Shape::Events, None) => "e.for_sink is null".to_owned(),
+        (Shape::Events, Some(sink)) => format!("(e.for_sink is null or e.for_sink = {sink})"),
+    }
+}
+
 /// Bytes of payload and headers, uncompressed, after which a page ends: one huge event among many must not fill the memory.
 const PAGE_BYTES: usize = 16 << 20;
 
 /// The statement that reads a window of a stream, in order of seq. Parameters: $1 the stream's name, $2 the seq behind which part (a) begins,
 /// $3 its upper bound, $4 xmax of `done`, $5 `upto`, $6 limit; and with `late` $7 the exact transactions of part (b), $8 the seq
-/// behind which those are wanted.
-pub(crate) fn window_sql(stream: &Stream, late: bool, columns: &str) -> String {
+/// behind which those are wanted. Rows that the condition leaves out do not count.
+pub(crate) fn window_sql(stream: &Stream, late: bool, columns: &str, condition: &str) -> String {
     let relation = &stream.relation;
     let fresh = format!(
         "select {columns} from {relation} e
-          where e.seq > $2 and e.seq <= $3 and e.txid >= $4 and pg_visible_in_snapshot(e.txid, $5) order by e.seq limit $6"
+          where e.seq > $2 and e.seq <= $3 and e.txid >= $4 and pg_visible_in_snapshot(e.txid, $5) and {condition} order by e.seq limit $6"
     );
     if !late {
         return fresh;
@@ -122,7 +142,7 @@ pub(crate) fn window_sql(stream: &Stream, late: bool, columns: &str) -> String {
     format!(
         "({fresh}) union all
          (select x.* from unnest($7) as l (late), lateral
-            (select {columns} from {relation} e where e.txid = l.late and e.seq > $8 order by e.txid, e.seq limit $6) x)
+            (select {columns} from {relation} e where e.txid = l.late and e.seq > $8 and {condition} order by e.txid, e.seq limit $6) x)
          order by 2 limit $6"
     )
 }
@@ -191,7 +211,7 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
         return Page::empty(Mark::END);
     }
     with_window_args(stream, place, limit, |late, args| {
-        let sql = window_sql(stream, late, columns(stream));
+        let sql = window_sql(stream, late, &columns_and_sink(stream), "true");
         let rows = spi.read(&sql, args);
         let through = rows.count() < limit as u64;
         let mut page = Page::empty(place.mark);
@@ -222,7 +242,7 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
 pub(crate) fn these(spi: &Spi, stream: &Stream, seqs: &[i64], want: &Want) -> Vec<Found> {
     let sql = format!(
         "select {} from unnest($2::bigint[]) with ordinality as p (seq, place) join {} e on e.seq = p.seq order by p.place",
-        columns(stream),
+        columns_and_sink(stream),
         stream.relation
     );
     let list = seqs.iter().map(i64::to_string).collect::<Vec<_>>();
@@ -239,13 +259,16 @@ pub(crate) fn these(spi: &Spi, stream: &Stream, seqs: &[i64], want: &Want) -> Ve
     found
 }
 
-/// One row as an event, if it is wanted.
+/// One row of [`columns_and_sink`] as an event, if it is wanted.
 pub(crate) fn take(
     row: &Row,
     mark: Mark,
     want: &Want,
     record: Option<&RecordType>,
 ) -> Option<Found> {
+    if row.i32(WIDTH).is_some_and(|only| want.sink != Some(only)) {
+        return None;
+    }
     // What is only carried along as a record is not spelled out.
     let mut exact = true;
     let mut spelled = |wanted: bool, column| {
@@ -291,7 +314,7 @@ pub(crate) fn take(
 
 /// An event from its value of type outbox.event.
 pub(crate) fn from_record(spi: &Spi, record: &Record, stream: &Stream) -> Option<Event> {
-    let sql = format!("select {COLUMNS} from unnest($2) as e");
+    let sql = format!("select {COLUMNS}, null::int from unnest($2) as e");
     let records = std::slice::from_ref(record);
     let want = Want {
         text: true,

@@ -3,7 +3,7 @@
 
 use std::ops::ControlFlow;
 
-use super::events::{Found, Page, Want, columns, take};
+use super::events::{Found, Page, Want, columns_and_sink, is_for, take};
 use super::sinks::Grouping;
 use super::streams::Stream;
 use crate::dispatch::{Mark, Place};
@@ -80,16 +80,27 @@ pub(crate) fn mark_of(spi: &Spi, stream: &Stream, grouping: Grouping, position: 
     }
 }
 
-fn count(spi: &Spi, stream: &Stream, txid: u64, upto: i64) -> u32 {
+/// Events of a transaction.
+#[derive(Default)]
+struct Count {
+    all: u32,
+    /// But for those that are for another sink alone.
+    shown: u32,
+}
+
+fn count(spi: &Spi, stream: &Stream, txid: u64, upto: i64, want: &Want) -> Count {
     let sql = format!(
-        "select count(*) from {} e where e.txid = $1 and e.seq <= $2",
+        "select count(*), count(*) filter (where {}) from {} e where e.txid = $1 and e.seq <= $2",
+        is_for(stream, want.sink),
         stream.relation
     );
-    let counted = spi
-        .read(&sql, &[Arg::Xid(txid), Arg::I64(Some(upto))])
-        .first(|row| row.i64(0))
-        .flatten();
-    u32::try_from(counted.unwrap_or(0)).unwrap_or(u32::MAX)
+    let number = |counted: Option<i64>| u32::try_from(counted.unwrap_or(0)).unwrap_or(u32::MAX);
+    spi.read(&sql, &[Arg::Xid(txid), Arg::I64(Some(upto))])
+        .first(|row| Count {
+            all: number(row.i64(0)),
+            shown: number(row.i64(1)),
+        })
+        .unwrap_or_default()
 }
 
 /// Reads whole transactions behind a place, up to `limit` rows. Only one that is larger than that by itself is cut.
@@ -104,20 +115,21 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
     for transaction in next {
         let resumed = place.mark.group == transaction.last && place.mark.seq < transaction.last;
         let behind = if resumed { place.mark.seq } else { 0 };
-        let size = count(spi, stream, transaction.txid, i64::MAX);
+        let size = count(spi, stream, transaction.txid, i64::MAX, want);
         let done = if resumed {
-            count(spi, stream, transaction.txid, behind)
+            count(spi, stream, transaction.txid, behind, want)
         } else {
-            0
+            Count::default()
         };
-        let left = usize::try_from(size - done).unwrap_or(usize::MAX);
+        let left = usize::try_from(size.all - done.all).unwrap_or(usize::MAX);
         if page.looked_at > 0 && (page.looked_at + left > limit || bytes > PART_BYTES) {
             return page;
         }
         let mut part = rows(spi, stream, &transaction, behind, limit, want);
-        for (found, row) in part.page.found.iter_mut().zip(&part.rows) {
-            let index = done + row + 1;
-            found.event.part = Some(Part { index, count: size });
+        // Where a sink chooses, its reader numbers what it has chosen.
+        for (found, index) in part.page.found.iter_mut().zip(done.shown + 1..) {
+            let count = size.shown;
+            found.event.part = Some(Part { index, count });
         }
         bytes += part.bytes;
         let whole = part.page.looked_at == left;
@@ -138,8 +150,6 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
 /// Events of one transaction.
 struct Rows {
     page: Page,
-    /// For each event that was found, which of the rows looked at it was, from 0.
-    rows: Vec<u32>,
     bytes: usize,
 }
 
@@ -154,7 +164,7 @@ fn rows(
 ) -> Rows {
     let sql = format!(
         "select {} from {} e where e.txid = $2 and e.seq > $3 order by e.txid, e.seq limit $4",
-        columns(stream),
+        columns_and_sink(stream),
         stream.relation
     );
     let args = [
@@ -170,7 +180,6 @@ fn rows(
     let record = want.record.then(RecordType::event);
     let mut read = Rows {
         page: Page::empty(mark(behind)),
-        rows: Vec::new(),
         bytes: 0,
     };
     spi.read(&sql, &args).each(|row| {
@@ -180,8 +189,6 @@ fn rows(
         let mark = mark(row.i64(1).unwrap_or(0));
         if let Some(found) = take(row, mark, want, record.as_ref()) {
             read.bytes += row.raw_json_size(8) + row.raw_json_size(9);
-            read.rows
-                .push(u32::try_from(read.page.looked_at).unwrap_or(u32::MAX));
             read.page.found.push(found);
         }
         read.page.pass(row, mark);

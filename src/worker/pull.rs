@@ -69,7 +69,16 @@ fn poll_leased(
         }
         let before = reader.place.clone();
         let handed = if reader.takes_all() {
-            copy_window(spi, &stream, &mut reader.place, max_events, store)
+            let window = reader.place.window.clone();
+            let copied = copy_window(spi, sink, &stream, &mut reader.place, max_events, store);
+            if copied.is_none()
+                && let Some(last) = events::last_of_window(spi, &stream, &window)
+            {
+                // What is for another sink alone need not be looked at again.
+                skipped = true;
+                reader.greatest = reader.greatest.max(last);
+            }
+            copied
         } else {
             skipped = true;
             let chosen = choose(spi, sink, &mut reader, &horizon, &mut floors, max_events)?;
@@ -103,6 +112,7 @@ const POSITION: &str = "outbox.format_position(e.txid, e.seq) as position";
 /// The short way, for a sink that takes every event as it is: rows go from the table into the result.
 fn copy_window(
     spi: &Spi,
+    sink: &SinkRow,
     stream: &Stream,
     place: &mut Place,
     limit: usize,
@@ -110,7 +120,8 @@ fn copy_window(
 ) -> Option<Handed> {
     let columns = format!("{}, {POSITION}", events::columns(stream));
     let handed = events::with_window_args(stream, place, limit, |late, args| {
-        let sql = events::window_sql(stream, late, &columns);
+        let is_for = events::is_for(stream, Some(sink.number));
+        let sql = events::window_sql(stream, late, &columns, &is_for);
         let stored = spi.read_into(store, &sql, args);
         let (txid, seq) = stored.last?;
         let last = Position { txid, seq };
@@ -287,7 +298,7 @@ fn count_upto(
         return handed;
     };
     if reader.takes_all() {
-        return count_between(spi, &stream, place, mark);
+        return count_between(spi, sink, &stream, place, mark);
     }
     // What was chosen is not kept, but is chosen likewise again.
     let mut floors = Floors::default();
@@ -300,11 +311,12 @@ fn count_upto(
 }
 
 /// How many events lie between where a cursor stands and a mark in the same window.
-fn count_between(spi: &Spi, stream: &Stream, place: &Place, mark: Mark) -> i64 {
+fn count_between(spi: &Spi, sink: &SinkRow, stream: &Stream, place: &Place, mark: Mark) -> i64 {
     let sql = format!(
         "select count(*) from {} e where e.seq > $1 and e.seq <= $2 and pg_visible_in_snapshot(e.txid, $3)
-            and not pg_visible_in_snapshot(e.txid, $4)",
-        stream.relation
+            and not pg_visible_in_snapshot(e.txid, $4) and {}",
+        stream.relation,
+        events::is_for(stream, Some(sink.number))
     );
     let args = [
         Arg::I64(Some(place.mark.seq)),

@@ -72,6 +72,7 @@ impl Reader {
             text,
             record: !text || shaping.is_some(),
             records: stream.shape == Shape::Audit,
+            sink: Some(sink.number),
         };
         Ok(Self {
             stream,
