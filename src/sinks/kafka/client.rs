@@ -13,7 +13,7 @@ use super::config::{KafkaConfig, Mode, Secret};
 use super::message::Writer;
 use super::outcome::{Fault, Suspect, failed, outcome};
 use super::producer::{self, Producer, Retired};
-use super::reports::{Standing, tag};
+use super::reports::tag;
 use super::route::Route;
 use crate::dispatch::Outcome;
 use crate::sinks::plain_text::{LONGEST, one_line, without};
@@ -42,6 +42,8 @@ struct State {
     serial: u32,
     /// Which of the secret's active values is used: during a rotation either may be the one that is known.
     turn: usize,
+    /// The latest trouble with a broker since the last delivery that went through: a client tells it once, not at each attempt.
+    trouble: Option<String>,
 }
 
 impl Kafka {
@@ -82,19 +84,30 @@ impl Kafka {
         producer.context().begin(state.serial);
         let published = timeout_at(deadline, self.publish(producer, state.serial, batch)).await;
         let standing = producer.context().standing();
-        let outcome = match published {
-            Ok(Some(Outcome::Failed(refusal))) => failed(refusal.error),
-            Ok(Some(outcome)) => return outcome,
-            // What is still under way must not arrive behind what is handed over next.
+        state.trouble = standing.trouble.or(state.trouble.take());
+        let error = match published {
+            Ok(Some(Outcome::Failed(refusal))) => refusal.error,
+            Ok(Some(outcome)) => {
+                state.trouble = None;
+                return outcome;
+            }
             Ok(None) | Err(_) => {
-                state.retired.take(state.producer.take());
+                // What is still under way must not arrive behind what is handed over next. A client that has only been connecting
+                // goes on with that, or a delivery that takes less time than a connection would never get through.
+                let connecting = !standing.connected && !standing.unauthorized;
+                if !(connecting && producer::withdraw(producer).await) {
+                    state.retired.take(state.producer.take());
+                }
                 if standing.unauthorized {
                     state.turn = state.turn.wrapping_add(1);
                 }
-                failed(late())
+                late()
             }
         };
-        with_trouble(outcome, &standing)
+        failed(match &state.trouble {
+            Some(trouble) => format!("{error}: {trouble}"),
+            None => error,
+        })
     }
 
     fn start(&self, secrets: &Secrets, turn: usize) -> Result<Producer, String> {
@@ -198,16 +211,6 @@ impl Kafka {
     /// A broker may quote what it was sent.
     fn shown(&self, error: &str, secrets: &Secrets) -> String {
         one_line(&without(error, secrets.expose()), LONGEST)
-    }
-}
-
-/// What the client told of its brokers meanwhile is the better half of an explanation.
-fn with_trouble(outcome: Outcome, standing: &Standing) -> Outcome {
-    match (outcome, &standing.trouble) {
-        (Outcome::Failed(refusal), Some(trouble)) => {
-            failed(format!("{}: {trouble}", refusal.error))
-        }
-        (outcome, _) => outcome,
     }
 }
 

@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 
 use rdkafka::config::ClientConfig;
 use rdkafka::error::KafkaError;
-use rdkafka::producer::{Producer as _, ThreadedProducer};
+use rdkafka::producer::{Producer as _, PurgeConfig, ThreadedProducer};
+use tokio::time::sleep;
 
 use super::reports::Reports;
 
 /// How long the end of a sink waits for the client's threads.
 const LONGEST_END: Duration = Duration::from_secs(2);
+/// How long messages that wait for a connection may take to be given back.
+const LONGEST_WITHDRAWAL: Duration = Duration::from_millis(100);
 
 pub(super) type Producer = ThreadedProducer<Reports>;
 
@@ -33,6 +36,19 @@ pub(super) fn start(config: &ClientConfig) -> Result<Producer, String> {
 /// Whether the producer can send no more, as when a broker has forgotten it.
 pub(super) fn is_spent(producer: &Producer) -> bool {
     producer.client().fatal_error().is_some()
+}
+
+/// Takes back what has not been sent. Returns whether that was everything.
+pub(super) async fn withdraw(producer: &Producer) -> bool {
+    producer.purge(PurgeConfig::default().queue().non_blocking());
+    let end = Instant::now() + LONGEST_WITHDRAWAL;
+    loop {
+        match producer.in_flight_count() {
+            0 => return true,
+            _ if Instant::now() >= end => return false,
+            _ => sleep(Duration::from_millis(2)).await,
+        }
+    }
 }
 
 /// Producers on their way out. To end one takes a moment, in which others want the thread.

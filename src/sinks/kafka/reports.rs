@@ -33,6 +33,7 @@ struct State {
     /// The client's latest trouble with a broker.
     trouble: Option<String>,
     unauthorized: bool,
+    connected: bool,
 }
 
 /// How things stand.
@@ -42,13 +43,17 @@ pub(super) struct Standing {
     pub(super) trouble: Option<String>,
     /// Brokers do not take what the client says it is.
     pub(super) unauthorized: bool,
+    /// A message has been to a broker, in this delivery or an earlier one.
+    pub(super) connected: bool,
 }
 
 impl Reports {
-    /// A new delivery: whatever came before is of no interest.
+    /// A new delivery: what was reported before is of no interest.
     pub(super) fn begin(&self, serial: u32) {
-        *self.state() = State {
+        let mut state = self.state();
+        *state = State {
             serial,
+            connected: state.connected,
             ..State::default()
         };
     }
@@ -65,6 +70,7 @@ impl Reports {
             reported: state.reported,
             trouble: state.trouble.clone(),
             unauthorized: state.unauthorized,
+            connected: state.connected,
         }
     }
 
@@ -108,12 +114,16 @@ impl ProducerContext for Reports {
     type DeliveryOpaque = usize;
 
     fn delivery(&self, result: &DeliveryResult<'_>, tag: usize) {
+        let failed = result
+            .as_ref()
+            .err()
+            .map(|(error, _)| error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail));
         let mut state = self.state();
+        state.connected |= failed != Some(RDKafkaErrorCode::PurgeQueue);
         if (tag >> 32) as u32 != state.serial {
             return;
         }
-        if let Err((error, _)) = result {
-            let code = error.rdkafka_error_code().unwrap_or(RDKafkaErrorCode::Fail);
+        if let Some(code) = failed {
             state.failed.push((tag & 0xffff_ffff, code));
         }
         state.reported += 1;
