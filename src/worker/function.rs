@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pgrx::pg_sys;
 
-use super::user_code::{self, FunctionStatement};
+use super::user_code::{self, FunctionStatement, Stopped};
 use crate::dispatch::{Failure, Outcome, Refusal};
 use crate::pg::security::Path;
 use crate::pg::spi::{Arg, Record, Spi};
@@ -85,7 +85,7 @@ impl Call {
             return failed(GONE.to_owned());
         };
         let element = events::event_type();
-        let called = user_code::run_within(self.timeout, self.owner, Path::Session, |spi| {
+        let called = user_code::run(self.timeout, self.owner, Path::Session, |spi| {
             // A constraint that is deferred would be checked at commit, with other rights than the owner's: Postgres does not
             // allow that from in here. So it is checked at once. Nothing is deferred yet that this could fire: outbox.tick has
             // seen to what its caller had deferred.
@@ -98,7 +98,11 @@ impl Call {
             }
         });
         match called {
-            Err(error) => failed(error),
+            Err(Stopped::Expired(limit)) => failed(format!(
+                "it took longer than timeout_ms, {} ms",
+                limit.as_millis()
+            )),
+            Err(Stopped::Failed(error)) => failed(error),
             Ok(reports) => outcome(seqs, reports),
         }
     }

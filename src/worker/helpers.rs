@@ -1,6 +1,7 @@
-//! Processes of their own for function sinks: a function that takes its time must not take that of other sinks.
+//! Processes of their own for sinks whose code may take its time, which must not be that of other sinks: function sinks, and those
+//! whose filter or transform has turned out to be slow.
 //!
-//! Where the server has no worker slot left, the dispatcher calls the function itself. A process that ends early is not replaced at
+//! Where the server has no worker slot left, the dispatcher serves them itself. A process that ends early is not replaced at
 //! once, nor its function called here: what has ended it would end the dispatcher of all sinks.
 
 use std::collections::BTreeMap;
@@ -36,6 +37,8 @@ struct Resting {
 pub(super) struct Helpers {
     running: BTreeMap<String, Running>,
     resting: BTreeMap<String, Resting>,
+    /// Sinks whose filter or transform was slow, as they were then.
+    slow: BTreeMap<String, Version>,
     no_slot_until: Option<Instant>,
 }
 
@@ -118,10 +121,20 @@ impl Helpers {
         }
     }
 
-    /// Forgets sinks that are gone.
+    /// The sink's filter or transform is too slow for a process that others share.
+    pub(super) fn note_slow(&mut self, version: &Version) {
+        self.slow.insert(version.id.clone(), version.clone());
+    }
+
+    pub(super) fn is_slow(&self, version: &Version) -> bool {
+        self.slow.get(&version.id) == Some(version)
+    }
+
+    /// Forgets sinks that are gone, and what was said of those that have changed.
     pub(super) fn keep_only(&mut self, versions: &[Version]) {
         let exists = |sink: &String| versions.iter().any(|version| version.id == *sink);
         self.resting.retain(|sink, _| exists(sink));
+        self.slow.retain(|_, version| versions.contains(version));
     }
 
     /// Ends all of them, whatever they do, and waits until they are gone.

@@ -144,6 +144,9 @@ impl Parking {
                 break;
             }
             let shaped = reader.read_these(spi, &picked);
+            if reader.is_too_slow() {
+                break;
+            }
             if shaped.len() < picked.len() {
                 let there = |one: &Parked| {
                     let mut seqs = shaped.iter().map(|(found, _)| found.event.position.seq);

@@ -1,7 +1,7 @@
 //! What of a stream a sink gets next: reads windows in commit order, and makes what it finds ready.
 
 use super::entry::Entry;
-use super::shaping::{Shaped, Shaping};
+use super::shaping::{Patience, Shaped, Shaping};
 use crate::dispatch::{Floors, Mark, Pattern, Place};
 use crate::envelope::{Event, Part, Position};
 use crate::pg::spi::Spi;
@@ -92,6 +92,22 @@ impl Reader {
         self.redaction = redaction;
     }
 
+    pub(crate) fn set_patience(&mut self, patience: Patience) {
+        if let Some(shaping) = &mut self.shaping {
+            shaping.set_patience(patience);
+        }
+    }
+
+    /// Whether its filter or transform took longer than others can wait: then what was read is not to be used.
+    pub(crate) fn is_too_slow(&self) -> bool {
+        self.shaping.as_ref().is_some_and(Shaping::is_too_slow)
+    }
+
+    /// Whether events go through code that was supplied.
+    pub(crate) fn shapes(&self) -> bool {
+        self.shaping.is_some()
+    }
+
     pub(crate) fn set_batch_size(&mut self, batch_size: usize) {
         self.batch_size = batch_size;
     }
@@ -121,6 +137,9 @@ impl Reader {
                 reading.more = false;
                 break;
             };
+            if self.is_too_slow() {
+                return reading;
+            }
             reading.moved |= looked_at > 0;
             rows += looked_at;
             events += shaped.len();

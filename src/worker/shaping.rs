@@ -2,14 +2,17 @@
 //!
 //! They see events as values only; that they could read the stream's table is not needed. What fails for one event fails that
 //! event's delivery, so that the engine which tells a bad event from an outage tells it from what it did not foresee, too. What fails
-//! without any event is broken: then the sink cannot run.
+//! without any event is broken: then the sink cannot run. What takes long beside other sinks is broken off, and the sink moves to a
+//! process of its own.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use pgrx::pg_sys;
 
-use super::user_code::{self, FunctionStatement};
+use super::user_code::{self, FunctionStatement, Stopped};
 use crate::pg::security::Path;
 use crate::pg::spi::{Arg, Record, UserStatement};
 use crate::pg::{catalog, expression, transaction};
@@ -22,6 +25,30 @@ pub(crate) struct Shaping {
     owner: pg_sys::Oid,
     filter: Option<Rc<UserStatement>>,
     transform: Option<FunctionStatement>,
+    patience: Patience,
+    /// It took longer than others can wait.
+    too_slow: Cell<bool>,
+}
+
+/// How long a filter or transform may take for the events of one read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// As long as whoever called has: a session.
+    Callers,
+    /// Other sinks are waiting.
+    Shared,
+    /// Nobody else is, but a sink that hangs has to say so.
+    Own,
+}
+
+impl Patience {
+    fn limit(self) -> Option<Duration> {
+        match self {
+            Patience::Callers => None,
+            Patience::Shared => Some(Duration::from_secs(1)),
+            Patience::Own => Some(Duration::from_secs(30)),
+        }
+    }
 }
 
 /// An event as it came out: wanted, and perhaps not ready.
@@ -73,7 +100,19 @@ impl Shaping {
             transform: sink
                 .transform
                 .map(|transform| FunctionStatement::new(transform, transform_sql)),
+            patience: Patience::Callers,
+            too_slow: Cell::new(false),
         }))
+    }
+
+    pub(crate) fn set_patience(&mut self, patience: Patience) {
+        self.patience = patience;
+        self.too_slow.set(false);
+    }
+
+    /// Whether it took longer than others can wait. What it was applied to since is not to be used.
+    pub(crate) fn is_too_slow(&self) -> bool {
+        self.too_slow.get()
     }
 
     /// Runs it over no events at all.
@@ -81,11 +120,16 @@ impl Shaping {
     /// # Errors
     /// What then fails would fail whatever the events are: a function that is gone, a right that was taken.
     pub(crate) fn check(&self) -> Result<(), String> {
+        let sound = |tried: Result<Kept, Fault>| match tried {
+            Err(Fault::Of(error)) => Err(error),
+            // Over no events at all: what they wait for may come.
+            Err(Fault::Late(_)) | Ok(_) => Ok(()),
+        };
         if let Some(filter) = &self.filter {
-            self.kept(filter, &[])?;
+            sound(self.kept(filter, &[]))?;
         }
         if let Some(transform) = &self.transform {
-            self.made(transform, &[])?;
+            sound(self.made(transform, &[]))?;
         }
         Ok(())
     }
@@ -94,32 +138,65 @@ impl Shaping {
     pub(crate) fn apply(&self, found: Vec<Found>) -> Vec<Shaped> {
         let shaped = found.into_iter().map(|found| (found, None)).collect();
         let shaped = match &self.filter {
-            Some(filter) => step(shaped, &|records| self.kept(filter, records)),
+            Some(filter) => self.step(shaped, &|records| self.kept(filter, records)),
             None => shaped,
         };
         match &self.transform {
-            Some(transform) => step(shaped, &|records| self.made(transform, records)),
+            Some(transform) => self.step(shaped, &|records| self.made(transform, records)),
             None => shaped,
         }
     }
 
+    /// Takes events through one step. Those that are not ready stay so.
+    fn step(
+        &self,
+        shaped: Vec<Shaped>,
+        run: &dyn Fn(&[Record]) -> Result<Kept, Fault>,
+    ) -> Vec<Shaped> {
+        let ready = shaped.iter().filter(|(_, problem)| problem.is_none());
+        let records = ready
+            .filter_map(|(found, _)| found.record.clone())
+            .collect::<Vec<_>>();
+        if records.is_empty() || self.is_too_slow() {
+            return shaped;
+        }
+        match run(&records) {
+            Ok(kept) => keep(shaped, kept),
+            Err(Fault::Late(_)) if self.patience == Patience::Shared => {
+                self.too_slow.set(true);
+                shaped
+            }
+            // One by one they could take as long each. The engine tries fewer.
+            Err(Fault::Late(error)) => unready(shaped, &error),
+            Err(Fault::Of(error)) if shaped.len() == 1 => unready(shaped, &error),
+            Err(Fault::Of(_)) => shaped
+                .into_iter()
+                .flat_map(|one| self.step(vec![one], run))
+                .collect(),
+        }
+    }
+
     /// The events that pass the filter.
-    fn kept(&self, filter: &UserStatement, records: &[Record]) -> Result<Kept, String> {
+    fn kept(&self, filter: &UserStatement, records: &[Record]) -> Result<Kept, Fault> {
         let element = events::event_type();
         // Names in it are looked up as they were when it was checked.
-        user_code::run(self.owner, Path::Ours, |spi| {
+        let limit = self.patience.limit();
+        user_code::run(limit, self.owner, Path::Ours, |spi| {
             let rows = spi.run_user(filter, &[Arg::Records(records, element)]);
             let kept = rows.map(|row| (ordinal(row.i64(0)), Made::AsItIs));
             kept.into_iter().collect()
         })
-        .map_err(|error| format!("filter: {error}"))
+        .map_err(|stopped| Fault::in_step("filter", stopped))
     }
 
     /// What the transform makes of the events; those that it skips are left out.
-    fn made(&self, transform: &FunctionStatement, records: &[Record]) -> Result<Kept, String> {
-        let statement = transform.now().ok_or(TRANSFORM_GONE)?;
+    fn made(&self, transform: &FunctionStatement, records: &[Record]) -> Result<Kept, Fault> {
+        let statement = transform
+            .now()
+            .ok_or_else(|| Fault::Of(TRANSFORM_GONE.to_owned()))?;
         let element = events::event_type();
-        user_code::run(self.owner, Path::Session, |spi| {
+        let limit = self.patience.limit();
+        user_code::run(limit, self.owner, Path::Session, |spi| {
             let rows = spi.run_user(&statement, &[Arg::Records(records, element)]);
             let made = rows.map(|row| {
                 let made = Made::Anew(row.json(1), row.record(2));
@@ -127,7 +204,7 @@ impl Shaping {
             });
             made.into_iter().collect()
         })
-        .map_err(|error| format!("transform: {error}"))
+        .map_err(|stopped| Fault::in_step("transform", stopped))
     }
 }
 
@@ -154,26 +231,26 @@ fn ordinal(value: Option<i64>) -> usize {
         .unwrap_or(0)
 }
 
-/// Takes events through one step. Those that are not ready stay so; an error is found out event by event.
-fn step(shaped: Vec<Shaped>, run: &dyn Fn(&[Record]) -> Result<Kept, String>) -> Vec<Shaped> {
-    let ready = shaped.iter().filter(|(_, problem)| problem.is_none());
-    let records = ready
-        .filter_map(|(found, _)| found.record.clone())
-        .collect::<Vec<_>>();
-    if records.is_empty() {
-        return shaped;
+/// What went wrong with some events.
+enum Fault {
+    Late(String),
+    Of(String),
+}
+
+impl Fault {
+    fn in_step(step: &str, stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Expired(limit) => {
+                Fault::Late(format!("{step}: it took longer than {limit:?}"))
+            }
+            Stopped::Failed(error) => Fault::Of(format!("{step}: {error}")),
+        }
     }
-    match run(&records) {
-        Ok(kept) => keep(shaped, kept),
-        Err(error) if shaped.len() == 1 => shaped
-            .into_iter()
-            .map(|(found, _)| (found, Some(error.clone())))
-            .collect(),
-        Err(_) => shaped
-            .into_iter()
-            .flat_map(|one| step(vec![one], run))
-            .collect(),
-    }
+}
+
+fn unready(shaped: Vec<Shaped>, error: &str) -> Vec<Shaped> {
+    let say = |(found, problem): Shaped| (found, problem.or_else(|| Some(error.to_owned())));
+    shaped.into_iter().map(say).collect()
 }
 
 fn keep(shaped: Vec<Shaped>, mut kept: Kept) -> Vec<Shaped> {

@@ -12,33 +12,32 @@ use crate::pg::security::{self, Path};
 use crate::pg::spi::{Spi, UserStatement, connected};
 use crate::pg::{catalog, latch, lock, timeout, transaction};
 
-/// Runs `body`, whose statements are `owner`'s.
-///
-/// # Errors
-/// What went wrong, in words fit for a sink's state.
-pub(super) fn run<R>(
-    owner: pg_sys::Oid,
-    path: Path,
-    body: impl FnOnce(&Spi) -> R,
-) -> Result<R, String> {
-    run_within(None, owner, path, body)
+/// Why something did not come to its end.
+pub(super) enum Stopped {
+    /// It took longer than its limit.
+    Expired(Duration),
+    /// It failed, in words fit for a sink's state.
+    Failed(String),
 }
 
-/// The same, cancelled if it takes longer than `limit`.
-pub(super) fn run_within<R>(
+/// Runs `body`, whose statements are `owner`'s, and cancels it if it takes longer than `limit`.
+///
+/// # Errors
+/// What went wrong.
+pub(super) fn run<R>(
     limit: Option<Duration>,
     owner: pg_sys::Oid,
     path: Path,
     body: impl FnOnce(&Spi) -> R,
-) -> Result<R, String> {
-    check_owner(owner)?;
+) -> Result<R, Stopped> {
+    check_owner(owner).map_err(Stopped::Failed)?;
     let ran = attempt_within(limit, owner, path, body);
     let expired = timeout::take_expired();
     ran.map_err(|error| match limit {
         Some(limit) if expired && error.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED => {
-            format!("it took longer than timeout_ms, {} ms", limit.as_millis())
+            Stopped::Expired(limit)
         }
-        _ => error.summary(),
+        _ => Stopped::Failed(error.summary()),
     })
 }
 

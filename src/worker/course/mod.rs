@@ -73,6 +73,8 @@ pub(crate) struct Course {
     unfit: Option<String>,
     /// A filter or transform has failed on something that was read.
     misshapen: bool,
+    /// It is to have a process of its own, and reads nothing more here.
+    leaving: bool,
     /// There may be more to read without anything new having been committed.
     pub(crate) has_more: bool,
 }
@@ -193,6 +195,7 @@ impl Course {
             postponed: None,
             unfit: None,
             misshapen: false,
+            leaving: false,
             has_more: true,
             ahead: memory.ahead,
             saved_health,

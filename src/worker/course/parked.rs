@@ -33,20 +33,25 @@ impl Course {
     /// Whether what is parked leaves room for more of the stream. Whole transactions, of which each may be about many keys, are not
     /// told apart by them: those wait until nothing is parked any more.
     pub(super) fn may_read_on(&self) -> bool {
-        match self.sink.grouping {
+        let room = match self.sink.grouping {
             Grouping::Event => self.parking.has_room(),
             Grouping::Transaction => self.parking.is_empty(),
-        }
+        };
+        room && !self.is_leaving()
     }
 
     /// Whether a read could bring a parked event whose time has come.
     pub(crate) fn wants_to_read_parked(&self, at: Time) -> bool {
-        !self.is_held_up(at) && self.parking.wants_to_read(at)
+        !self.is_leaving() && !self.is_held_up(at) && self.parking.wants_to_read(at)
     }
 
     /// Reads the parked events whose time has come.
     pub(crate) fn fill_parked(&mut self, spi: &Spi) {
         let settled = self.parking.fill(spi, &self.reader, now());
+        if self.reader.is_too_slow() {
+            self.leave();
+            return;
+        }
         if self.parking.take_misshapen() {
             self.unfit = self.reader.unfit();
         }

@@ -1,6 +1,6 @@
 //! Reading ahead for a course: what the engine wants more of.
 
-use super::super::{entry::Entry, memory::Memory, now};
+use super::super::{entry::Entry, memory::Memory, now, shaping::Patience};
 use super::{Course, policy};
 use crate::dispatch::{Engine, Floors};
 use crate::pg::spi::Spi;
@@ -12,12 +12,20 @@ impl Course {
         if self.is_to_be_shaped_anew() {
             self.begin_anew();
         }
+        let before = self.reader.shapes().then(|| self.reader.clone());
         let wanted = self.engine.wants();
         if wanted == 0 || !self.may_read_on() {
             self.has_more = true;
             return;
         }
         let reading = self.reader.read(spi, horizon, floors, wanted);
+        if self.reader.is_too_slow() {
+            if let Some(before) = before {
+                self.reader = before;
+            }
+            self.leave();
+            return;
+        }
         if reading.entries.iter().any(|entry| entry.problem.is_some()) {
             self.unfit = self.reader.unfit();
             if self.unfit.is_some() {
@@ -65,6 +73,22 @@ impl Course {
         self.hold_parked_keys();
         self.reader.place = self.settled.clone();
         self.misshapen = false;
+    }
+
+    /// From now on a filter or transform may take so long.
+    pub(crate) fn set_patience(&mut self, patience: Patience) {
+        self.leaving = false;
+        self.has_more = true;
+        self.reader.set_patience(patience);
+    }
+
+    /// It takes longer than other sinks can wait: reads nothing more until it has a process of its own.
+    pub(crate) fn leave(&mut self) {
+        self.leaving = true;
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving
     }
 
     /// With nothing pending, all that was read is settled.

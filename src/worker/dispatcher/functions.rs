@@ -1,7 +1,8 @@
-//! Function sinks: each delivery is a transaction with the save of its cursor.
+//! Function sinks: each delivery is a transaction with the save of its cursor. And which sinks go to processes of their own.
 
 use super::super::course::Target;
 use super::super::now;
+use super::super::shaping::Patience;
 use super::Dispatcher;
 use crate::pg::spi::connected;
 use crate::pg::{background, catalog, lock, transaction};
@@ -60,18 +61,33 @@ impl Dispatcher {
         busy
     }
 
-    /// A function may take its time, and must not take that of others: where a process of its own can be had, it runs there.
+    /// A function may take its time, and so may a filter, but must not take that of others: where a process of its own can be had,
+    /// the sink is served there.
     pub(super) fn leave_to_helpers(&mut self) {
         if self.helpers.have_changed() {
             self.look_at_all();
         }
-        if !self.helpers.may_start() {
-            return;
+        let may_start = self.helpers.may_start();
+        let mut left = Vec::new();
+        for (id, course) in &mut self.courses {
+            if course.is_leaving() {
+                self.helpers.note_slow(course.version());
+            }
+            let slow = self.helpers.is_slow(course.version());
+            match course.target {
+                Target::Function(_) if may_start => left.push(id.clone()),
+                Target::Network if slow && may_start => {
+                    course.leave();
+                    // What is in flight is waited for, or it would be delivered twice.
+                    if !course.is_in_flight() {
+                        left.push(id.clone());
+                    }
+                }
+                Target::Network if course.is_leaving() => course.set_patience(Patience::Own),
+                Target::Network | Target::Function(_) => {}
+            }
         }
-        let functions = self.courses.iter();
-        let functions =
-            functions.filter(|(_, course)| matches!(course.target, Target::Function(_)));
-        let left = functions.map(|(id, _)| id.clone()).collect::<Vec<_>>();
+        self.save(|course| course.is_leaving() && !course.is_in_flight());
         for id in left {
             if let Some(course) = self.courses.remove(&id) {
                 self.let_go(&course);

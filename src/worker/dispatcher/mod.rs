@@ -302,7 +302,7 @@ impl Dispatcher {
         for (id, course) in self
             .courses
             .iter_mut()
-            .filter(|(_, course)| matches!(course.target, Target::Network))
+            .filter(|(_, course)| matches!(course.target, Target::Network) && !course.is_leaving())
         {
             loop {
                 match course.next(at) {

@@ -230,12 +230,23 @@ impl Dispatcher {
 
     /// Before the process ends: what was delivered is not to be delivered again.
     pub(super) fn save_all(&mut self) {
+        self.save(|_| true);
+        if self.only.is_none() {
+            self.webhooks.save();
+        }
+    }
+
+    /// Saves where these stand, before they are let go.
+    pub(super) fn save(&mut self, these: impl Fn(&Course) -> bool) {
+        if !self.courses.values().any(&these) {
+            return;
+        }
         let saved = transaction::run(|| {
             if !catalog::extension().is_some_and(lock::hold_extension) {
                 return;
             }
             connected(|spi| {
-                for course in self.courses.values_mut() {
+                for course in self.courses.values_mut().filter(|course| these(course)) {
                     course.begin();
                     course.save(spi);
                 }
@@ -249,9 +260,6 @@ impl Dispatcher {
             );
         }
         self.committed();
-        if self.only.is_none() {
-            self.webhooks.save();
-        }
     }
 }
 

@@ -8,6 +8,7 @@ use pgrx::{PgLogLevel, PgSqlErrorCode};
 use super::super::course::{Course, Taken, Target};
 use super::super::io::Io;
 use super::super::now;
+use super::super::shaping::Patience;
 use super::{Dispatcher, LEASE_RETRY, Waiting};
 use crate::dispatch::Time;
 use crate::pg::error::PgError;
@@ -63,6 +64,11 @@ impl Dispatcher {
                 if matches!(course.target, Target::Network) {
                     self.open(&course);
                 }
+                let alone = self.only.is_some() || self.helpers.is_slow(version);
+                course.set_patience(match course.target {
+                    Target::Network if !alone => Patience::Shared,
+                    Target::Network | Target::Function(_) => Patience::Own,
+                });
                 course.has_more = false;
                 self.just_taken.push(version.id.clone());
                 self.courses.insert(version.id.clone(), *course);
