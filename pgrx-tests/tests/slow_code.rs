@@ -44,11 +44,7 @@ fn a_filter_that_waits_holds_up_nobody_else() {
     let cluster = quick().start();
     let mut db = cluster.connect();
     let (slow, other) = (Receiver::start(), Receiver::start());
-    slow_sink(
-        &mut db,
-        &slow,
-        "filter => 'public.gate()', batch_size => 4",
-    );
+    slow_sink(&mut db, &slow, "filter => 'public.gate()', batch_size => 4");
     http_sink(&mut db, "other", &other, json!({}), "");
     emit(&mut db, 1..=5);
     slow.wait_for(5);
@@ -84,7 +80,11 @@ fn without_a_process_to_be_had_a_slow_transform_is_waited_for() {
     let cluster = quick().setting("max_worker_processes", "3").start();
     let mut db = cluster.connect();
     let slow = Receiver::start();
-    slow_sink(&mut db, &slow, "transform => 'public.through_gate(outbox.event)'");
+    slow_sink(
+        &mut db,
+        &slow,
+        "transform => 'public.through_gate(outbox.event)'",
+    );
     let dispatcher = dispatcher(&cluster, "app");
     let mut gatekeeper = cluster.connect();
     gatekeeper.run("select pg_advisory_lock(7)");

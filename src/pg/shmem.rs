@@ -152,14 +152,15 @@ fn my_place() -> Option<&'static Place> {
         .find(|place| place.latch.load(Ordering::Acquire) == mine)
 }
 
-/// Until [`unmute`], commits of events do not wake this worker.
+/// Until [`unmute`], commits of events do not wake this worker. To be called before it looks: what was committed so far it will see.
 pub(crate) fn mute() {
     if let Some(place) = my_place() {
         place.muted.store(true, Ordering::SeqCst);
+        place.missed.store(false, Ordering::SeqCst);
     }
 }
 
-/// Whether something may have been committed since this was last asked.
+/// Whether something may have been committed since [`mute`].
 pub(crate) fn unmute() -> bool {
     my_place().is_some_and(|place| {
         place.muted.store(false, Ordering::SeqCst);

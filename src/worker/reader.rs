@@ -44,8 +44,8 @@ struct Numbered {
 /// What a pass brought.
 pub(crate) struct Reading {
     pub(crate) entries: Vec<Entry>,
-    /// Rows were passed, wanted or not: the cursor has something to save.
-    pub(crate) moved: bool,
+    /// How many rows were passed, wanted or not: the cursor has something to save.
+    pub(crate) passed: usize,
     /// There may be more where this came from.
     pub(crate) more: bool,
 }
@@ -122,7 +122,7 @@ impl Reader {
     ) -> Reading {
         let mut reading = Reading {
             entries: Vec::new(),
-            moved: false,
+            passed: 0,
             more: true,
         };
         let wanted = match self.stream.shape {
@@ -130,8 +130,8 @@ impl Reader {
             Shape::Audit => wanted.max(self.batch_size),
         };
         let mut group = Group::after(self.place.mark, self.numbered.take());
-        let (mut events, mut rows) = (0, 0);
-        while (events < wanted || !group.events.is_empty()) && rows < ROWS_A_PASS {
+        let mut events = 0;
+        while (events < wanted || !group.events.is_empty()) && reading.passed < ROWS_A_PASS {
             let left = wanted.saturating_sub(events).max(1);
             let Some((shaped, looked_at)) = self.read_on(spi, horizon, floors, left) else {
                 reading.more = false;
@@ -140,8 +140,7 @@ impl Reader {
             if self.is_too_slow() {
                 return reading;
             }
-            reading.moved |= looked_at > 0;
-            rows += looked_at;
+            reading.passed += looked_at;
             events += shaped.len();
             match self.grouping {
                 Grouping::Event if self.stream.shape == Shape::Audit => {

@@ -7,8 +7,8 @@ use crate::pg::spi::Spi;
 use crate::store::streams::Horizon;
 
 impl Course {
-    /// Reads ahead, as much as the engine wants.
-    pub(crate) fn fill(&mut self, spi: &Spi, horizon: &Horizon, floors: &mut Floors) {
+    /// Reads ahead, as much as the engine wants. Returns how many rows it has passed.
+    pub(crate) fn fill(&mut self, spi: &Spi, horizon: &Horizon, floors: &mut Floors) -> usize {
         if self.is_to_be_shaped_anew() {
             self.begin_anew();
         }
@@ -16,7 +16,7 @@ impl Course {
         let wanted = self.engine.wants();
         if wanted == 0 || !self.may_read_on() {
             self.has_more = true;
-            return;
+            return 0;
         }
         let reading = self.reader.read(spi, horizon, floors, wanted);
         if self.reader.is_too_slow() {
@@ -24,22 +24,23 @@ impl Course {
                 self.reader = before;
             }
             self.leave();
-            return;
+            return 0;
         }
         if reading.entries.iter().any(|entry| entry.problem.is_some()) {
             self.unfit = self.reader.unfit();
             if self.unfit.is_some() {
-                return;
+                return 0;
             }
         }
         self.has_more = reading.more;
         for entry in reading.entries {
             self.push(entry);
         }
-        if reading.moved {
+        if reading.passed > 0 {
             self.touch();
         }
         self.settle_behind_reader();
+        reading.passed
     }
 
     pub(super) fn push(&mut self, entry: Entry) {

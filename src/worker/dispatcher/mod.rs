@@ -35,6 +35,7 @@ const LEASE_RETRY: Duration = Duration::from_secs(1);
 const UNWOKEN_POLL: Duration = Duration::from_millis(250);
 /// The shortest time between two looks: where commits come faster than this, one look finds many, and writers get the processor.
 const LOOK_GAP: Duration = Duration::from_micros(500);
+const LONGEST_LOOK_GAP: Duration = Duration::from_millis(5);
 /// How long the end of the process waits for deliveries in flight.
 const LAST_REPORTS: Duration = Duration::from_millis(500);
 /// While the extension is held by a DROP or ALTER EXTENSION.
@@ -97,6 +98,7 @@ pub(super) struct Dispatcher {
     /// A changed sink has a delivery in flight: it is looked at again once that is over.
     changing: bool,
     last_look: Instant,
+    look_gap: Duration,
     next_look: Instant,
     next_wanted_check: Instant,
     /// The next transaction id at the last look: if it is the same, nothing has been committed but what was unfinished then.
@@ -165,6 +167,7 @@ impl Dispatcher {
             check_cursors: true,
             changing: false,
             last_look: now,
+            look_gap: LOOK_GAP,
             next_look: now,
             next_wanted_check: now + WANTED_CHECK,
             looked_at_xid: 0,
@@ -357,18 +360,24 @@ impl Dispatcher {
         }
         let readable = self.io.as_ref().map(Io::readable);
         let pause = self.pause().min(timeout);
-        if pause.is_zero() {
-            self.stale |= latch::rest(timeout, readable);
+        if !pause.is_zero() {
+            if pause > LOOK_GAP || self.courses.values().any(Course::is_in_flight) {
+                self.stale |= latch::rest(pause, readable);
+            } else {
+                // Too short for a wait that counts in milliseconds.
+                std::thread::sleep(pause);
+            }
+            // A report may have come before: commits go on being of no interest.
+            if self.pause().is_zero() {
+                self.stale |= shmem::unmute();
+            }
             return;
         }
-        shmem::mute();
-        if pause > LOOK_GAP || self.courses.values().any(Course::is_in_flight) {
-            latch::rest(pause, readable);
-        } else {
-            // Too short for a wait that counts in milliseconds.
-            std::thread::sleep(pause);
+        let missed = shmem::unmute();
+        if missed && !self.held {
+            timeout = Duration::ZERO;
         }
-        self.stale |= shmem::unmute();
+        self.stale |= missed | latch::rest(timeout, readable);
     }
 
     /// How long commits are of no interest.
@@ -377,7 +386,7 @@ impl Dispatcher {
         let end = match listeners {
             // There is nothing to deliver to, and those who listen have just been told.
             Some(told) if self.only.is_none() && self.courses.is_empty() => told,
-            _ => self.last_look + LOOK_GAP,
+            _ => self.last_look + self.look_gap,
         };
         end.saturating_duration_since(Instant::now())
     }

@@ -8,7 +8,7 @@ use pgrx::PgLogLevel;
 use super::super::course::{Course, Target};
 use super::super::now;
 use super::super::webhooks::Webhooks;
-use super::{Dispatcher, End, Seen, UNWOKEN_POLL};
+use super::{Dispatcher, End, LONGEST_LOOK_GAP, LOOK_GAP, Seen, UNWOKEN_POLL};
 use crate::dispatch::{Floors, Time};
 use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
@@ -52,6 +52,9 @@ impl Dispatcher {
             return Ok(None);
         }
         self.report("dispatching");
+        if look {
+            shmem::mute();
+        }
         // Read before anything is looked at: what is committed from here on is found by the next look.
         let xid = catalog::next_xid();
         let changes = shmem::changes();
@@ -107,8 +110,12 @@ impl Dispatcher {
                     self.next_look = self.last_look + self.poll_interval();
                 }
                 let (seen, floors) = (&self.seen, &mut self.floors);
+                let mut found = 0;
                 for course in self.courses.values_mut() {
-                    work(spi, course, seen, floors, at);
+                    found = work(spi, course, seen, floors, at).max(found);
+                }
+                if look {
+                    self.look_gap = look_gap(found);
                 }
             });
             (self.only.is_some() && self.courses.is_empty() && self.waiting.is_empty())
@@ -131,7 +138,9 @@ impl Dispatcher {
             let worked = transaction::run(|| {
                 let held = catalog::extension().is_some_and(lock::hold_extension);
                 if held {
-                    connected(|spi| work(spi, &mut course, seen, floors, at));
+                    connected(|spi| {
+                        work(spi, &mut course, seen, floors, at);
+                    });
                 }
             });
             match worked {
@@ -270,15 +279,25 @@ fn needs_transaction(course: &Course, at: Time) -> bool {
         || course.wants_to_look_for_redeliveries()
 }
 
-/// What a course does within a transaction: reads ahead, and saves what is due.
+/// The time until the next look, after one that found so many events: where they come one by one each is told at once, where they
+/// come by the thousand they are fetched by the dozen, and writers get the processor.
+fn look_gap(found: usize) -> Duration {
+    let found = u32::try_from(found).unwrap_or(u32::MAX);
+    (LOOK_GAP / 2)
+        .saturating_mul(found)
+        .clamp(LOOK_GAP, LONGEST_LOOK_GAP)
+}
+
+/// What a course does within a transaction: reads ahead, and saves what is due. Returns how many rows of the stream it has passed.
 fn work(
     spi: &Spi,
     course: &mut Course,
     seen: &BTreeMap<String, Seen>,
     floors: &mut BTreeMap<u32, Floors>,
     at: Time,
-) {
+) -> usize {
     course.begin();
+    let mut passed = 0;
     let parked = course.wants_to_read_parked(at);
     if matches!(course.target, Target::Network) && (course.wants_to_read() || parked) {
         if let Some(seen) = seen.get(&course.sink.stream)
@@ -287,7 +306,7 @@ fn work(
             course.reader.stream.clone_from(&seen.stream);
             if course.wants_to_read() {
                 let floors = floors.entry(seen.stream.oid).or_default();
-                course.fill(spi, &seen.horizon, floors);
+                passed = course.fill(spi, &seen.horizon, floors);
             }
             if parked {
                 course.fill_parked(spi);
@@ -300,4 +319,5 @@ fn work(
     if course.unfit().is_some() || course.save_due().is_some_and(|due| due <= at) {
         course.save(spi);
     }
+    passed
 }
