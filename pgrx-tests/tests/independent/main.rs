@@ -1,5 +1,6 @@
-//! What we send, read by libraries that are not ours: the CloudEvents SDK and the Standard Webhooks verifier for Python.
+//! What we send, read by libraries that are not ours: the CloudEvents SDK, the Standard Webhooks verifier and a client of Kafka for Python.
 
+mod records;
 #[path = "../scene/mod.rs"]
 mod scene;
 
