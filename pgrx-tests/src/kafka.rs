@@ -1,10 +1,11 @@
 //! A real broker that speaks Kafka's protocol, and what has arrived in it.
 //!
-//! It keeps everything in memory, so it is not restarted: connections to it go through a [`Gate`], which is closed instead.
+//! It keeps everything in memory, and connections to it go through a [`Gate`], which can be closed. One that is to be restarted
+//! keeps what it stores in a [`Bucket`].
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -16,9 +17,11 @@ use rdkafka::message::{BorrowedMessage, Headers, Message};
 use rdkafka::{Offset, TopicPartitionList};
 use rustix::process::Signal;
 
+use crate::bucket::Bucket;
 use crate::gate::Gate;
 use crate::process::{broker_program, finish, send, spawn};
 use crate::receiver::server_config;
+use crate::sasl_gate::SaslGate;
 use crate::testbed::{new_folder, remove_folder};
 use crate::tls_gate::TlsGate;
 use crate::{DEADLINE, Tls, ports, wait};
@@ -28,6 +31,8 @@ pub struct Kafka {
     port: u16,
     way: Way,
     folder: PathBuf,
+    options: &'static [&'static str],
+    bucket: Option<Bucket>,
     broker: Child,
 }
 
@@ -36,6 +41,7 @@ enum Way {
     Straight,
     Gate(Gate),
     Tls(TlsGate),
+    Sasl(SaslGate),
 }
 
 /// What is stored in a topic.
@@ -69,55 +75,97 @@ impl ConsumerContext for Quiet {}
 impl Kafka {
     pub fn start() -> Self {
         let port = ports::free();
-        Self::launch(port, Way::Gate(Gate::to(port)), &[])
+        Self::launch(port, Way::Gate(Gate::to(port)), &[], None)
     }
 
     /// A broker that clients reach without a gate: for benches.
     pub fn start_ungated() -> Self {
-        Self::launch(ports::free(), Way::Straight, &[])
+        Self::launch(ports::free(), Way::Straight, &[], None)
+    }
+
+    /// A broker that can be killed and started again, and has then what it had acknowledged.
+    pub fn start_lasting() -> Self {
+        let port = ports::free();
+        let bucket = Some(Bucket::start());
+        Self::launch(port, Way::Gate(Gate::to(port)), &[], bucket)
     }
 
     /// A broker that clients reach over TLS, with a certificate of that kind, and the file of the authority that signed it.
     pub fn start_over_tls(tls: Tls) -> (Self, PathBuf) {
         let (config, authority) = server_config(tls);
         let port = ports::free();
-        let kafka = Self::launch(port, Way::Tls(TlsGate::to(port, config)), &[]);
+        let kafka = Self::launch(port, Way::Tls(TlsGate::to(port, config)), &[], None);
         let file = kafka.folder.join("ca.pem");
         fs::write(&file, authority).expect("the broker's folder can be written");
         (kafka, file)
     }
 
-    /// A broker that lets in only users that it knows, and knows none.
-    pub fn start_closed() -> Self {
-        Self::launch(ports::free(), Way::Straight, &["--authentication"])
+    /// A broker that clients reach after a login by SASL/PLAIN.
+    pub fn start_with_login(user: &str, password: &str) -> Self {
+        let port = ports::free();
+        let gate = SaslGate::to(port, user, password);
+        Self::launch(port, Way::Sasl(gate), &[], None)
     }
 
-    fn launch(port: u16, way: Way, options: &[&str]) -> Self {
-        let advertised = way.port().unwrap_or(port);
+    /// A broker that lets in only users that it knows, and knows none.
+    pub fn start_closed() -> Self {
+        Self::launch(ports::free(), Way::Straight, &["--authentication"], None)
+    }
+
+    fn launch(
+        port: u16,
+        way: Way,
+        options: &'static [&'static str],
+        bucket: Option<Bucket>,
+    ) -> Self {
         let folder = new_folder("kafka");
-        let log = fs::File::create(folder.join("log")).expect("the broker's folder can be written");
-        let mut command = broker_program("tansu");
-        command.args(["broker", "--storage-engine", "memory://tansu/"]);
-        command.args(["--listener-url", &format!("tcp://127.0.0.1:{port}")]);
-        // Clients go where the broker says it is.
-        command.args([
-            "--advertised-listener-url",
-            &format!("tcp://127.0.0.1:{advertised}"),
-        ]);
-        command.args(options).current_dir(&folder);
-        command.stdout(Stdio::null()).stderr(log);
+        let broker = run(port, &way, &folder, options, bucket.as_ref());
         let mut kafka = Self {
             port,
             way,
-            broker: spawn(command).expect("setpriv runs"),
             folder,
+            options,
+            bucket,
+            broker,
         };
-        wait::until("the broker to be ready", || {
-            let ended = kafka.broker.try_wait().expect("the broker is our child");
-            assert!(ended.is_none(), "the broker did not start: {}", kafka.log());
-            std::net::TcpStream::connect(("127.0.0.1", port)).ok()
-        });
+        kafka.wait_until_ready();
         kafka
+    }
+
+    fn wait_until_ready(&mut self) {
+        wait::until("the broker to be ready", || {
+            let ended = self.broker.try_wait().expect("the broker is our child");
+            assert!(ended.is_none(), "the broker did not start: {}", self.log());
+            std::net::TcpStream::connect(("127.0.0.1", self.port)).ok()
+        });
+    }
+
+    /// Kills the broker, as a crash would.
+    pub fn kill(&mut self) {
+        let _ = self.broker.kill();
+        let _ = self.broker.wait();
+    }
+
+    /// Starts it again after [`kill`](Self::kill), on the same port.
+    ///
+    /// # Panics
+    /// If it was started without a store that outlives it.
+    pub fn start_again(&mut self) {
+        assert!(self.bucket.is_some(), "a broker that lasts");
+        let bucket = self.bucket.as_ref();
+        self.broker = run(self.port, &self.way, &self.folder, self.options, bucket);
+        self.wait_until_ready();
+    }
+
+    /// From now on this is the password. Whoever is in has to log in again.
+    ///
+    /// # Panics
+    /// If it was started without a login.
+    pub fn set_password(&self, password: &str) {
+        match &self.way {
+            Way::Sasl(gate) => gate.set_password(password),
+            _ => panic!("a broker with a login"),
+        }
     }
 
     /// The brokers' list for a client.
@@ -132,7 +180,7 @@ impl Kafka {
     pub fn gate(&mut self) -> &mut Gate {
         match &mut self.way {
             Way::Gate(gate) => gate,
-            Way::Straight | Way::Tls(_) => panic!("a broker with a gate"),
+            Way::Straight | Way::Tls(_) | Way::Sasl(_) => panic!("a broker with a gate"),
         }
     }
 
@@ -187,10 +235,19 @@ impl Kafka {
 
     fn consumer(&self) -> BaseConsumer<Quiet> {
         let mut config = consumer_of(&self.brokers());
-        if matches!(self.way, Way::Tls(_)) {
-            // Whom the sink trusts is the question, not whom we do.
-            config.set("security.protocol", "ssl");
-            config.set("enable.ssl.certificate.verification", "false");
+        match &self.way {
+            Way::Straight | Way::Gate(_) => {}
+            Way::Tls(_) => {
+                // Whom the sink trusts is the question, not whom we do.
+                config.set("security.protocol", "ssl");
+                config.set("enable.ssl.certificate.verification", "false");
+            }
+            Way::Sasl(gate) => {
+                config.set("security.protocol", "sasl_plaintext");
+                config.set("sasl.mechanism", "PLAIN");
+                config.set("sasl.username", gate.user());
+                config.set("sasl.password", gate.password());
+            }
         }
         made(&config)
     }
@@ -202,8 +259,34 @@ impl Way {
             Way::Straight => None,
             Way::Gate(gate) => Some(gate.port()),
             Way::Tls(gate) => Some(gate.port()),
+            Way::Sasl(gate) => Some(gate.port()),
         }
     }
+}
+
+fn run(port: u16, way: &Way, folder: &Path, options: &[&str], bucket: Option<&Bucket>) -> Child {
+    let advertised = way.port().unwrap_or(port);
+    let log = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(folder.join("log"))
+        .expect("the broker's folder can be written");
+    let storage = match bucket {
+        Some(_) => format!("s3://{}/", Bucket::NAME),
+        None => "memory://tansu/".to_owned(),
+    };
+    let mut command = broker_program("tansu");
+    command.args(["broker", "--storage-engine", &storage]);
+    command.args(["--listener-url", &format!("tcp://127.0.0.1:{port}")]);
+    // Clients go where the broker says it is.
+    command.args([
+        "--advertised-listener-url",
+        &format!("tcp://127.0.0.1:{advertised}"),
+    ]);
+    command.args(options).current_dir(folder);
+    command.envs(bucket.into_iter().flat_map(Bucket::environment));
+    command.stdout(Stdio::null()).stderr(log);
+    spawn(command).expect("setpriv runs")
 }
 
 /// Everything that a topic of these brokers holds, partition by partition, in order.
@@ -285,8 +368,7 @@ fn record(message: &BorrowedMessage) -> Record {
 
 impl Drop for Kafka {
     fn drop(&mut self) {
-        let _ = self.broker.kill();
-        let _ = self.broker.wait();
+        self.kill();
         remove_folder(&self.folder);
     }
 }

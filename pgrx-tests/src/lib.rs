@@ -17,6 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod bucket;
 mod client;
 pub mod cluster;
 mod gate;
@@ -25,6 +26,7 @@ mod nats;
 mod ports;
 mod process;
 pub mod receiver;
+mod sasl_gate;
 mod testbed;
 mod tls_gate;
 mod wait;

@@ -1,16 +1,17 @@
 //! Kind kafka against a broker that speaks its protocol: what arrives where, read back by a consumer of the tests' own, and what is
 //! said when it does not.
 
+#[path = "../scene/mod.rs"]
 mod scene;
+
+mod access;
+mod order;
 
 use std::collections::HashMap;
 
-use outbox_tests::{Cluster, Kafka, Record, Sql, Tls};
+use outbox_tests::{Cluster, Kafka, Record, Sql};
 use postgres::Client;
-use scene::{
-    assert_clear, emit, ids, quick, quoted, replace_dispatcher, status, until_dead, until_idle,
-    until_status,
-};
+use scene::{emit, ids, quick, quoted, until_dead, until_idle, until_status};
 use serde_json::{Value, json};
 
 const NUMBERED: &str = "outbox.test.numbered";
@@ -181,146 +182,4 @@ fn a_template_makes_the_topic() {
     );
     until_idle(&mut db, "log");
     assert_eq!(sorted_ids(&broker.records("acme-orders")), ["n1", "n3"]);
-}
-
-#[test]
-fn the_order_of_each_key_survives_cut_connections() {
-    const EVENTS: i64 = 20_000;
-    let (mut broker, _cluster, mut db) = with_sink(&[NUMBERED], json!({}));
-    db.run("select outbox.alter_sink('log', batch_size => 500)");
-    db.run(&format!(
-        "select outbox.emit('test.numbered', jsonb_build_object('n', n), subject => (n % 10)::text, source => 'test', id => 'n' || n)
-           from generate_series(1, {EVENTS}) n"
-    ));
-    for share in 1..=6 {
-        until_status(&mut db, "log", "some delivered", |status| {
-            status.delivered >= EVENTS * share / 8
-        });
-        if share % 2 == 0 {
-            broker.gate().close();
-            broker.gate().open();
-        } else {
-            broker.gate().cut();
-        }
-    }
-    until_delivered(&mut db, EVENTS);
-    let mut latest: HashMap<String, i64> = HashMap::new();
-    let mut seen = std::collections::HashSet::new();
-    for record in broker.records(NUMBERED) {
-        let n: i64 = record.id()[1..].parse().expect("a number");
-        if seen.insert(n) {
-            let key = record.key.expect("a key");
-            let before = latest.insert(key.clone(), n).unwrap_or_default();
-            assert!(before < n, "key {key}: {n} after {before}");
-        }
-    }
-    assert_eq!(seen.len() as i64, EVENTS);
-    assert_eq!(until_idle(&mut db, "log").dead_letters, 0);
-}
-
-#[test]
-fn a_broker_that_is_not_there_is_said_to_be_so() {
-    let (mut broker, _cluster, mut db) = with_sink(&[NUMBERED], json!({"timeout_ms": 1000}));
-    broker.gate().close();
-    emit(&mut db, 1..=3);
-    // What the client tells of the broker may come too late for the first attempt; once told, it stays.
-    let refused = |status: &scene::Status| {
-        let error = status.last_error.as_deref();
-        error.is_some_and(|error| error.contains("Connection refused"))
-    };
-    until_status(&mut db, "log", "in trouble", refused);
-    let attempts = status(&mut db, "log").attempts;
-    let seen = until_status(&mut db, "log", "in trouble", |status| {
-        status.attempts > attempts + 1
-    });
-    assert!(refused(&seen), "{:?}", seen.last_error);
-    let error = seen.last_error.expect("it says why");
-    assert_clear(&error);
-    assert!(error.contains("not acknowledged within 1s"), "{error}");
-    broker.gate().open();
-    until_delivered(&mut db, 3);
-    assert_eq!(status(&mut db, "log").dead_letters, 0);
-}
-
-/// A broker behind TLS, and a sink that trusts its authority, if that is what its certificate says.
-fn over_tls(tls: Tls, trusting: bool) -> (Kafka, Cluster, Client) {
-    let (broker, ca_file) = Kafka::start_over_tls(tls);
-    broker.create_topic(NUMBERED, 3);
-    let cluster = quick().start();
-    let mut db = cluster.connect();
-    let mut config = json!({"timeout_ms": 2000, "properties": {"security.protocol": "SSL"}});
-    if trusting {
-        config["ca_file"] = json!(ca_file);
-    }
-    kafka_sink(&mut db, &broker, config, "");
-    emit(&mut db, 1..=3);
-    (broker, cluster, db)
-}
-
-#[test]
-fn over_tls_with_a_certificate_that_is_trusted() {
-    let (broker, _cluster, mut db) = over_tls(Tls::Good, true);
-    until_delivered(&mut db, 3);
-    assert_eq!(sorted_ids(&broker.records(NUMBERED)), ids(1..=3));
-}
-
-#[test]
-fn a_process_that_ends_takes_the_clients_threads_along() {
-    // A crash would end our session, and so would an end that takes too long for it.
-    let (broker, cluster, mut db) = over_tls(Tls::Good, true);
-    for round in 1..=5 {
-        until_delivered(&mut db, round * 3);
-        replace_dispatcher(&mut db, "log");
-        emit(&mut db, round * 3 + 1..=round * 3 + 3);
-    }
-    until_delivered(&mut db, 18);
-    // Nor while a delivery is on its way and stays there.
-    broker.hang();
-    emit(&mut db, 19..=20);
-    until_status(&mut db, "log", "in trouble", |status| status.attempts >= 1);
-    replace_dispatcher(&mut db, "log");
-    db.run("select outbox.drop_sink('log')");
-    let log = cluster.log();
-    assert!(
-        !log.contains("terminated by signal"),
-        "a process has crashed"
-    );
-    assert!(!log.contains("panic"), "the log tells of a panic");
-}
-
-#[test]
-fn certificates_that_are_not_trusted() {
-    for (tls, trusting) in [
-        (Tls::Good, false),
-        (Tls::Expired, true),
-        (Tls::WrongHost, true),
-    ] {
-        let (broker, _cluster, mut db) = over_tls(tls, trusting);
-        let seen = until_status(&mut db, "log", "in trouble", |status| status.attempts >= 2);
-        let error = seen.last_error.expect("it says why");
-        assert_clear(&error);
-        assert!(error.contains("certificate verify failed"), "{error}");
-        assert_eq!(seen.dead_letters, 0);
-        assert!(broker.records(NUMBERED).is_empty());
-    }
-}
-
-#[test]
-fn a_login_that_is_refused_is_said_and_its_password_is_not() {
-    let broker = Kafka::start_closed();
-    let cluster = quick().start();
-    let mut db = cluster.connect();
-    db.run("select outbox.set_secret('kafka', array['first-4711', 'second-4711'])");
-    let properties = json!({
-        "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "nobody",
-    });
-    let config = json!({"timeout_ms": 3000, "secret": "kafka", "properties": properties});
-    kafka_sink(&mut db, &broker, config, "");
-    emit(&mut db, 1..=3);
-    let seen = until_status(&mut db, "log", "in trouble", |status| status.attempts >= 3);
-    let error = seen.last_error.expect("it says why");
-    assert_clear(&error);
-    assert!(error.to_lowercase().contains("sasl"), "{error}");
-    assert!(!error.contains("4711"), "{error}");
-    assert_eq!((seen.delivered, seen.dead_letters), (0, 0));
 }
