@@ -41,6 +41,8 @@ select pg_catalog.pg_extension_config_dump('outbox.webhook_secrets', '');
 select pg_catalog.pg_extension_config_dump('outbox.webhook_deliveries', '');
 select pg_catalog.pg_extension_config_dump(pg_get_serial_sequence('outbox.webhook_deliveries', 'id'), '');
 select pg_catalog.pg_extension_config_dump('outbox.webhook_attempts', '');
+select pg_catalog.pg_extension_config_dump('outbox.webhook_totals', '');
+select pg_catalog.pg_extension_config_dump('outbox.webhook_removals', '');
 select pg_catalog.pg_extension_config_dump('outbox.tenant_grants', 'where role in (select oid from pg_catalog.pg_roles)');
 -- A role that is gone would be written as a number, and that may be somebody else's where the dump is restored.
 select pg_catalog.pg_extension_config_dump('outbox.sink_grants', 'where role in (select oid from pg_catalog.pg_roles)');

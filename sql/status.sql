@@ -1,8 +1,7 @@
 -- What waits, and why.
 
 -- Who a sink may wait for, told once for all of them.
-create function outbox.holders(
-        out dispatcher int, out restorer int, out xid xid8, out pid int, out gid text, out activity text, out since timestamptz)
+create function outbox.holders(out dispatcher int, out standstill text, out unfinished text)
     language sql stable security definer set search_path = pg_catalog, outbox, pg_temp
 begin atomic
     with marks as materialized (
@@ -17,13 +16,20 @@ begin atomic
         union all
         select p.transaction::text::xid8, null, p.gid, 'prepared', p.prepared from pg_prepared_xacts p where p.database = current_database()
          order by since limit 1
+    ), restorer as (
+        select m.pid from marks m where m.objid > 0 limit 1
     )
-    select (select m.pid from marks m where m.objid = 0), (select m.pid from marks m where m.objid > 0 limit 1),
-           u.xid, u.pid, u.gid, u.activity, u.since
-      from (values (1)) one left join unfinished u on true;
+    select (select m.pid from marks m where m.objid = 0),
+           case when pg_is_in_recovery() then 'the primary, or the promotion of this standby'
+                when r.pid is not null then format('the end of the session with pid %s, which restores a dump', r.pid) end,
+           case when u.gid is not null then
+                    format('prepared transaction %L (%s) of %s', u.gid, u.xid, to_char(u.since, 'YYYY-MM-DD HH24:MI:SS OF'))
+                when u.xid is not null then
+                    format('transaction %s of pid %s, %s, open since %s', u.xid, u.pid, u.activity, to_char(u.since, 'YYYY-MM-DD HH24:MI:SS OF')) end
+      from (values (1)) one left join unfinished u on true left join restorer r on true;
 end;
 comment on function outbox.holders() is
-    'the dispatcher of this database, the session that restores a dump into it, and the oldest transaction that may still bring events';
+    'the dispatcher of this database, what keeps everything in it from being delivered, and the oldest transaction that may still bring events';
 
 -- One row per sink. The counts look at no more than a thousand events each, whatever the stream holds; beyond that the distance in
 -- numbers stands for the count.
@@ -91,9 +97,7 @@ begin
         again := coalesce(', until ' || to_char(s.next_attempt_at, 'YYYY-MM-DD HH24:MI:SS OF'), '');
         waiting_for := case
             when state = 'paused' then 'outbox.resume_sink'
-            when pg_is_in_recovery() then 'the primary, or the promotion of this standby'
-            when holders.restorer is not null then
-                format('the end of the session with pid %s, which restores a dump', holders.restorer)
+            when holders.standstill is not null then holders.standstill
             when s.kind = 'pull' and undelivered.events > 0 then
                 case when s.pid is null then 'a consumer' else 'outbox.ack by the session with pid ' || s.pid end
             when s.kind <> 'pull' and s.pid is null and holders.dispatcher is null and (undelivered.events > 0 or state <> 'stopped') then
@@ -102,11 +106,7 @@ begin
             when state in ('retrying', 'down') then 'the destination' || again
             when state = 'error' then 'outbox.alter_sink' || replace(again, ', until', ', or until')
             when state = 'flowing' then case when s.kind = 'function' then 'its function' else 'the destination' end
-            when holders.gid is not null then
-                format('prepared transaction %L (%s) of %s', holders.gid, holders.xid, to_char(holders.since, 'YYYY-MM-DD HH24:MI:SS OF'))
-            when holders.xid is not null then
-                format('transaction %s of pid %s, %s, open since %s', holders.xid, holders.pid, holders.activity,
-                       to_char(holders.since, 'YYYY-MM-DD HH24:MI:SS OF'))
+            else holders.unfinished
             end;
         return next;
     end loop;
@@ -148,9 +148,10 @@ create function outbox.undelivered_sql(relation regclass, in_window boolean, by_
         else $sql$(select e."time" from %s e where e.seq > $1 order by e.seq limit 1001)$sql$ end
         ), '%s', relation::text) || ') u';
 
-create view outbox.status as select * from outbox.sink_status();
+create view outbox.status as select * from outbox.sink_status() union all select * from outbox.webhook_status();
 comment on view outbox.status is
-    'a row per sink: its state (idle, flowing, retrying, down, error, paused, stopped; polled for a pull sink in use), what waits, and for what';
+    'a row per sink: its state (idle, flowing, retrying, down, error, paused, stopped; polled for a pull sink in use), what waits, and for what. '
+    'And where tenants have webhooks, whose names no sink can have: webhooks:<stream> for writing their deliveries, webhooks:* for making them';
 comment on column outbox.status.lag_events is 'events not delivered yet, parked ones included; beyond 1000 an estimate by their numbers';
 comment on column outbox.status.lag_seconds is 'age of the oldest of them';
 comment on column outbox.status.waiting_for is 'what the sink waits for: a destination, a consumer, an open transaction that may still bring it events';

@@ -52,6 +52,29 @@ comment on column outbox.webhook_deliveries.event is 'the body, a CloudEvent';
 create index webhook_deliveries_pending on outbox.webhook_deliveries (webhook, next_attempt_at, id) where state = 'pending';
 create index webhook_deliveries_finished on outbox.webhook_deliveries (finished_at) where state <> 'pending';
 create index webhook_deliveries_webhook on outbox.webhook_deliveries (webhook, id);
+create index webhook_deliveries_waiting on outbox.webhook_deliveries (id) where state = 'pending';
+create index webhook_deliveries_dead on outbox.webhook_deliveries (webhook, created_at) where state = 'dead';
+
+create table outbox.webhook_totals (
+    single           boolean primary key default true check (single),
+    delivered        bigint not null,
+    last_delivery_at timestamptz not null
+) with (fillfactor = 40);
+comment on table outbox.webhook_totals is 'deliveries that went through, ever, of all webhooks; no row before the first';
+
+create table outbox.webhook_removals (
+    webhook    text primary key,
+    stream     text not null,
+    removed_at timestamptz not null default clock_timestamp()
+);
+comment on table outbox.webhook_removals is 'webhooks that are deleted while the dispatcher still removes their deliveries, in small steps';
+-- As with cursors: what is to be removed is not complete while a dump is restored.
+create trigger outbox_restore before insert on outbox.webhook_removals for each statement
+    when (current_setting('search_path') = '') execute function outbox.mark_restore();
+create trigger outbox_restore before insert on outbox.webhook_deliveries for each statement
+    when (current_setting('search_path') = '') execute function outbox.mark_restore();
+alter table outbox.webhook_removals enable always trigger outbox_restore;
+alter table outbox.webhook_deliveries enable always trigger outbox_restore;
 
 create table outbox.webhook_attempts (
     delivery    bigint not null,
@@ -115,7 +138,8 @@ comment on function outbox.enable_webhook(text) is 'takes deliveries up again, a
 
 create function outbox.delete_webhook(id text) returns void
     language c volatile as 'MODULE_PATHNAME', 'delete_webhook_wrapper';
-comment on function outbox.delete_webhook(text) is 'removes a webhook with its deliveries. Errors: 42704, 42501';
+comment on function outbox.delete_webhook(text) is
+    'removes a webhook: no attempt begins any more; the dispatcher removes its deliveries, in small steps. Errors: 42704, 42501';
 
 create function outbox.rotate_webhook_secret(id text, secret text default null, overlap interval default '24 hours') returns text
     language c volatile as 'MODULE_PATHNAME', 'rotate_webhook_secret_wrapper';

@@ -45,8 +45,7 @@ extension_sql_file!(
     name = "worker",
     requires = ["dead_letters"]
 );
-extension_sql_file!("../sql/status.sql", name = "status", requires = ["worker"]);
-extension_sql_file!("../sql/audit.sql", name = "audit", requires = ["status"]);
+extension_sql_file!("../sql/audit.sql", name = "audit", requires = ["worker"]);
 extension_sql_file!("../sql/usage.sql", name = "usage", requires = ["audit"]);
 extension_sql_file!(
     "../sql/webhooks.sql",
@@ -54,9 +53,19 @@ extension_sql_file!(
     requires = ["usage"]
 );
 extension_sql_file!(
+    "../sql/webhook_status.sql",
+    name = "webhook_status",
+    requires = ["webhooks"]
+);
+extension_sql_file!(
+    "../sql/status.sql",
+    name = "status",
+    requires = ["webhook_status"]
+);
+extension_sql_file!(
     "../sql/capture.sql",
     name = "capture",
-    requires = ["webhooks"]
+    requires = ["status"]
 );
 extension_sql_file!("../sql/adopt.sql", name = "adopt", requires = ["capture"]);
 extension_sql_file!(

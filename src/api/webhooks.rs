@@ -43,12 +43,21 @@ fn unknown(id: &str) -> Complaint {
     .hint("Webhooks are made by outbox.create_webhook and listed in outbox.webhooks.")
 }
 
-/// The tenant and stream of a webhook that the caller may manage, kept from being changed by anybody else.
-fn to_change(spi: &Spi, caller: pg_sys::Oid, id: &str) -> Result<(String, String), Complaint> {
-    let found = webhooks::to_change(spi, id);
-    found
-        .filter(|(tenant, _)| webhooks::may_manage(spi, caller, tenant))
+/// The tenant of a webhook that the caller may manage.
+fn managed_one(
+    spi: &Spi,
+    caller: pg_sys::Oid,
+    id: &str,
+    find: fn(&Spi, &str) -> Option<String>,
+) -> Result<String, Complaint> {
+    find(spi, id)
+        .filter(|tenant| webhooks::may_manage(spi, caller, tenant))
         .ok_or_else(|| unknown(id))
+}
+
+/// The same; it is kept from being changed by anybody else.
+fn to_change(spi: &Spi, caller: pg_sys::Oid, id: &str) -> Result<String, Complaint> {
+    managed_one(spi, caller, id, webhooks::to_change)
 }
 
 fn checked_url(url: Option<&str>) -> Result<&str, Complaint> {
@@ -111,10 +120,12 @@ fn create_webhook(call: pg_sys::FunctionCallInfo) -> Text {
                 "webhooks get no records of the audit trail",
             ));
         }
-        webhooks::lock_stream(spi, &name);
-        // From now on: what is committed already is not for it.
-        let (place, pair) = super::sinks::tail(spi, &stream);
-        cursors::create_named(spi, &webhooks::cursor_of(&name), &name, &place, pair);
+        while !webhooks::hold_cursor(spi, &name) {
+            webhooks::lock_stream(spi, &name);
+            // From now on: what is committed already is not for it.
+            let (place, pair) = super::sinks::tail(spi, &stream);
+            cursors::create_named(spi, &webhooks::cursor_of(&name), &name, &place, pair);
+        }
         let random = catalog::random_hex().unwrap_or([b'0'; 32]);
         let id = format!("wh_{}", String::from_utf8_lossy(&random[..24]));
         let description = args.text(4);
@@ -182,8 +193,8 @@ fn enable_webhook(call: pg_sys::FunctionCallInfo) {
 fn delete_webhook(call: pg_sys::FunctionCallInfo) {
     let id = id_of(Arguments::of(call));
     managed(|spi, caller| {
-        let (_, stream) = to_change(spi, caller, &id)?;
-        webhooks::delete(spi, &id, &stream);
+        to_change(spi, caller, &id)?;
+        webhooks::delete(spi, &id);
         Ok(())
     });
 }
@@ -217,7 +228,7 @@ fn redeliver_webhook(call: pg_sys::FunctionCallInfo) {
     let delivery = Arguments::of(call).i64(0).unwrap_or(0);
     managed(|spi, caller| {
         let missing = || Complaint::unknown(format!("delivery {delivery} does not exist"));
-        let (tenant, _) = webhooks::delivery_of(spi, delivery).ok_or_else(missing)?;
+        let tenant = webhooks::tenant_of_delivery(spi, delivery).ok_or_else(missing)?;
         if !webhooks::may_manage(spi, caller, &tenant) {
             return Err(missing());
         }
@@ -232,7 +243,7 @@ fn redeliver_webhook_since(call: pg_sys::FunctionCallInfo) -> i64 {
     let args = Arguments::of(call);
     let id = id_of(args);
     managed(|spi, caller| {
-        to_change(spi, caller, &id)?;
+        managed_one(spi, caller, &id, webhooks::tenant_of)?;
         let since = args
             .time(1)
             .ok_or_else(|| Complaint::bad_argument("redeliver_webhook needs a time"))?;
@@ -247,7 +258,7 @@ fn test_webhook(call: pg_sys::FunctionCallInfo) {
     let id = id_of(Arguments::of(call));
     let store = TupleStore::of(call);
     managed(|spi, caller| {
-        let (tenant, _) = to_change(spi, caller, &id)?;
+        let tenant = managed_one(spi, caller, &id, webhooks::tenant_of)?;
         let (url, secrets) = webhooks::address(spi, &id).ok_or_else(|| unknown(&id))?;
         let outcome = probe::send(&tenant, url, secrets);
         spi.read(

@@ -7,6 +7,9 @@ mod delivering;
 mod endpoints;
 mod failing;
 mod load;
+mod locks;
+mod removing;
+mod status;
 mod tenants;
 
 use std::time::Instant;

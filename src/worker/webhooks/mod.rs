@@ -6,6 +6,8 @@
 
 mod fan_out;
 pub(crate) mod probe;
+mod records;
+mod tidying;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,24 +16,25 @@ use std::time::{Duration, Instant};
 use pgrx::PgLogLevel;
 
 use self::fan_out::FanOut;
+use self::records::{Records, Written, judged};
+use self::tidying::Tidying;
 use super::io::{Attempted, Io};
 use super::maintenance::in_transaction;
 use super::{now, until};
-use crate::dispatch::{Floors, Pool, QUEUE, Time, webhook_wait};
+use crate::dispatch::{Floors, Pool, QUEUE, Time};
 use crate::pg::spi::Spi;
 use crate::pg::transaction;
 use crate::settings;
 use crate::sinks::Secrets;
 use crate::sinks::webhook::{Attempt, Courier, Outcome, Rules, Verdict};
+use crate::store::rebase;
 use crate::store::streams::{Horizon, Stream};
-use crate::store::webhooks::{self, Delivery, Record};
+use crate::store::webhooks::{self, Delivery};
 
 /// After an error.
 const PAUSE: Duration = Duration::from_secs(1);
 /// At most one transaction in this time: what comes in meanwhile shares the next one.
 const GAP: Duration = Duration::from_millis(5);
-/// How often finished deliveries are looked through for old ones.
-const PRUNING: Duration = Duration::from_secs(60);
 
 pub(super) struct Webhooks {
     fan_outs: BTreeMap<String, FanOut>,
@@ -40,13 +43,13 @@ pub(super) struct Webhooks {
     /// What the courier was made for.
     rules: Option<(Rules, Duration)>,
     under_way: BTreeMap<i64, UnderWay>,
-    records: Vec<Record>,
+    records: Records,
     /// Everything is to be looked at again: webhooks were made or changed.
     look: bool,
-    /// There are webhooks.
-    any: bool,
     not_before: Instant,
-    next_pruning: Instant,
+    /// Records that others hold are tried again then.
+    retry: Instant,
+    tidying: Tidying,
 }
 
 /// What is known of a delivery under way.
@@ -58,6 +61,7 @@ struct UnderWay {
 /// What a transaction came to.
 #[derive(Default)]
 struct Turn {
+    written: Written,
     deliveries: Vec<Delivery>,
     /// Picked, and then found to be nothing to do.
     vanished: Vec<i64>,
@@ -71,11 +75,11 @@ impl Webhooks {
             courier: None,
             rules: None,
             under_way: BTreeMap::new(),
-            records: Vec::new(),
+            records: Records::default(),
             look: true,
-            any: false,
             not_before: Instant::now(),
-            next_pruning: Instant::now() + PRUNING,
+            retry: Instant::now(),
+            tidying: Tidying::new(),
         }
     }
 
@@ -99,15 +103,15 @@ impl Webhooks {
     /// When there is something to do.
     pub(super) fn due(&self) -> Option<Duration> {
         let held = self.not_before.saturating_duration_since(Instant::now());
-        if self.look || !self.records.is_empty() || self.has_more() {
+        if self.look || self.records.has_new() || self.has_more() {
             return Some(held);
         }
         let at = now();
         let delivery = self.pool.due(at).map(|time| until(time, at));
-        let pruning = self
-            .any
-            .then(|| self.next_pruning.saturating_duration_since(Instant::now()));
-        let due = delivery.into_iter().chain(pruning).min()?;
+        let records = self.records.has_held().then_some(self.retry);
+        let others = records.into_iter().chain(self.tidying.due());
+        let others = others.map(|time| time.saturating_duration_since(Instant::now()));
+        let due = delivery.into_iter().chain(others).min()?;
         Some(due.max(held))
     }
 
@@ -140,14 +144,15 @@ impl Webhooks {
         self.pool.set_limits(settings::webhook_limits());
         let done = in_transaction(|spi| self.turn(spi, floors));
         match done {
-            Ok(Some(turn)) => {
-                self.records.clear();
+            Ok(Some(Some(turn))) => {
+                self.retry = Instant::now() + PAUSE;
+                self.records.settle(turn.written);
                 for id in turn.vanished {
                     self.pool.finished(id, true, None, None);
                 }
                 self.hand_over(turn.deliveries, io);
             }
-            Ok(None) => self.start_over(),
+            Ok(Some(None) | None) => self.start_over(),
             Err(error) => {
                 let what = "webhooks could not be served";
                 transaction::log(PgLogLevel::WARNING, what, &error);
@@ -169,8 +174,15 @@ impl Webhooks {
         }
     }
 
-    fn turn(&mut self, spi: &Spi, floors: &mut BTreeMap<u32, Floors>) -> Turn {
-        self.write_records(spi);
+    /// None while what is there is not complete, or speaks of another cluster.
+    fn turn(&mut self, spi: &Spi, floors: &mut BTreeMap<u32, Floors>) -> Option<Turn> {
+        if rebase::is_due(spi) {
+            return None;
+        }
+        let written = self.records.write(spi);
+        for webhook in &written.disabled {
+            self.pool.forget(webhook);
+        }
         if std::mem::take(&mut self.look) {
             self.look_at_all(spi);
         }
@@ -180,29 +192,30 @@ impl Webhooks {
                 self.pool.offer(&webhook, id, due);
             }
         }
-        if self.any && Instant::now() >= self.next_pruning {
-            let more = webhooks::prune(spi, settings::webhook_retention());
-            self.next_pruning = Instant::now() + if more { Duration::ZERO } else { PRUNING };
-        }
+        self.tidying.step(spi);
         let wanting = self.pool.wanting();
         if !wanting.is_empty() {
             self.fill(spi, Some(&wanting));
         }
         let started = self.pool.start(now());
         if started.is_empty() {
-            return Turn::default();
+            return Some(Turn {
+                written,
+                ..Turn::default()
+            });
         }
         let deliveries = webhooks::load(spi, &started);
         let is_there = |id: &i64| deliveries.iter().any(|delivery| delivery.id == *id);
-        Turn {
+        Some(Turn {
+            written,
             vanished: started.into_iter().filter(|id| !is_there(id)).collect(),
             deliveries,
-        }
+        })
     }
 
     fn look_at_all(&mut self, spi: &Spi) {
         let streams = webhooks::streams(spi);
-        self.any = !streams.is_empty();
+        self.tidying.look(spi, !streams.is_empty());
         self.fan_outs.retain(|name, _| streams.contains(name));
         for name in streams {
             self.fan_outs
@@ -222,47 +235,12 @@ impl Webhooks {
             let deliveries = pending
                 .deliveries
                 .iter()
+                .filter(|(_, id)| !self.records.knows(*id))
                 .map(|&(due, id)| (Time(due.unsigned_abs() / 1000), id))
                 .collect::<Vec<_>>();
-            let more = deliveries.len() == QUEUE;
+            let more = pending.deliveries.len() == QUEUE;
             self.pool
                 .fill(&pending.webhook, &deliveries, more, pending.failing);
-        }
-    }
-
-    fn write_records(&mut self, spi: &Spi) {
-        if self.records.is_empty() {
-            return;
-        }
-        webhooks::record(spi, &self.records);
-        let named = |which: &dyn Fn(&Record) -> bool| {
-            let mut names = self
-                .records
-                .iter()
-                .filter(|record| which(record))
-                .map(|record| record.webhook.clone())
-                .collect::<Vec<_>>();
-            names.sort();
-            names.dedup();
-            names
-        };
-        let gone = named(&|record| record.status == Some(GONE));
-        let well = named(&|record| record.error.is_none());
-        let failing = named(&|record| record.error.is_some() && !well.contains(&record.webhook));
-        if !well.is_empty() {
-            webhooks::are_well(spi, &well);
-        }
-        let mut disabled = if failing.is_empty() {
-            Vec::new()
-        } else {
-            webhooks::are_failing(spi, &failing, settings::webhook_disable_after())
-        };
-        if !gone.is_empty() {
-            webhooks::are_gone(spi, &gone);
-            disabled.extend(gone);
-        }
-        for webhook in disabled {
-            self.pool.forget(&webhook);
         }
     }
 
@@ -312,15 +290,13 @@ impl Webhooks {
 
     /// Before the process ends: what attempts came to is not to be tried again.
     pub(super) fn save(&mut self) {
-        let saved = in_transaction(|spi| self.write_records(spi));
+        let saved = in_transaction(|spi| self.records.write(spi));
         if let Err(error) = saved {
             let what = "what came of webhooks last could not be written";
             transaction::log(PgLogLevel::WARNING, what, &error);
         }
     }
 }
-
-const GONE: u16 = 410;
 
 fn unsent(id: i64, error: &str) -> Attempted {
     Attempted {
@@ -334,42 +310,4 @@ fn unsent(id: i64, error: &str) -> Attempted {
             },
         },
     }
-}
-
-/// What is to be written of an attempt, and until when its endpoint wants to be left alone.
-fn judged(id: i64, known: &UnderWay, outcome: &Outcome) -> (Record, Option<Time>) {
-    let attempts = known.attempts + 1;
-    let (state, error, wait, pause) = match &outcome.verdict {
-        Verdict::Delivered => ("delivered", None, None, None),
-        Verdict::Gone => ("dead", Some("HTTP 410 Gone".to_owned()), None, None),
-        Verdict::Failed { error, retry_after } => {
-            let wait = (attempts < settings::webhook_attempts()).then(|| {
-                let waits = settings::webhook_waits();
-                webhook_wait(&waits, attempts, *retry_after, chance())
-            });
-            let state = if wait.is_some() { "pending" } else { "dead" };
-            (state, Some(error.clone()), wait, *retry_after)
-        }
-    };
-    let at = now();
-    let later = |wait: Duration| {
-        at.0.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(0))
-    };
-    let record = Record {
-        id,
-        webhook: known.webhook.clone(),
-        status: outcome.status,
-        duration_ms: i64::try_from(outcome.duration.as_millis()).unwrap_or(i64::MAX),
-        error,
-        state,
-        next_attempt_at: wait.and_then(|wait| i64::try_from(later(wait) * 1000).ok()),
-    };
-    (record, pause.map(|wait| Time(later(wait))))
-}
-
-/// From 0 to 1.
-fn chance() -> f64 {
-    let digits = crate::pg::catalog::random_hex().unwrap_or([b'8'; 32]);
-    let text = std::str::from_utf8(&digits[..8]).unwrap_or("0");
-    f64::from(u32::from_str_radix(text, 16).unwrap_or(0)) / f64::from(u32::MAX)
 }
