@@ -4,15 +4,14 @@
 //! so that a name which means something else a moment later gains nothing. Proxies and redirects are not followed. Of the answer only the
 //! head is read.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use reqwest::StatusCode;
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, USER_AGENT};
 
-use super::target::{self, NOT_PUBLIC, Rules};
+use super::names::{Guarded, Lookup, System};
+use super::target::{self, Rules};
 use crate::sinks::Secrets;
 use crate::sinks::http::config::{Scheme, Signing};
 use crate::sinks::http::signing::Keys;
@@ -75,6 +74,15 @@ impl Courier {
     /// # Errors
     /// When the system has no trusted certificates and only https is allowed.
     pub(crate) fn new(rules: Rules, timeout: Duration) -> Result<Self, String> {
+        Self::asking(System, rules, timeout)
+    }
+
+    /// The same; names are looked up there.
+    pub(super) fn asking(
+        lookup: impl Lookup,
+        rules: Rules,
+        timeout: Duration,
+    ) -> Result<Self, String> {
         let tls = match tls::config(None) {
             Err(_) if rules.plain_http => tls::unused()?,
             config => {
@@ -85,7 +93,7 @@ impl Courier {
         };
         let client = reqwest::Client::builder()
             .tls_backend_preconfigured(tls)
-            .dns_resolver(Arc::new(Guarded(rules.clone())))
+            .dns_resolver(Arc::new(Guarded::new(lookup, rules.clone())))
             .timeout(timeout)
             .connect_timeout(timeout.min(LONGEST_CONNECT))
             .pool_max_idle_per_host(0)
@@ -148,26 +156,6 @@ impl Courier {
 
 fn failed(error: String, retry_after: Option<Duration>) -> Verdict {
     Verdict::Failed { error, retry_after }
-}
-
-/// Resolves names to addresses that may be connected to. An address in the URL itself does not come by here; the URL was checked.
-struct Guarded(Rules);
-
-impl Resolve for Guarded {
-    fn resolve(&self, name: Name) -> Resolving {
-        let rules = self.0.clone();
-        Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
-            let allowed: Vec<SocketAddr> = found
-                .filter(|address| target::may_connect(address.ip(), &rules))
-                .collect();
-            if allowed.is_empty() {
-                return Err(NOT_PUBLIC.into());
-            }
-            let allowed: Addrs = Box::new(allowed.into_iter());
-            Ok(allowed)
-        })
-    }
 }
 
 #[cfg(test)]

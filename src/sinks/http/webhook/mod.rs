@@ -4,6 +4,7 @@
 
 mod address;
 mod courier;
+mod names;
 mod target;
 
 pub(crate) use courier::{Attempt, Courier, Outcome, Verdict};
