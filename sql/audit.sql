@@ -31,9 +31,13 @@ insert into outbox.audit_chain (n, hash) values (0, '');
 create table outbox.audit_seal (
     single    boolean primary key default true check (single),
     upto      pg_snapshot not null default '3:3:',
+    target    pg_snapshot,
+    at_txid   xid8 not null default '0',
+    at_seq    bigint not null default 0,
     sealed_at timestamptz not null default clock_timestamp()
 );
-comment on table outbox.audit_seal is 'everything visible in this snapshot has been sealed';
+comment on table outbox.audit_seal is 'everything visible in snapshot upto has been sealed';
+comment on column outbox.audit_seal.target is 'what is being sealed: what is visible in this snapshot and not in upto, up to (at_txid, at_seq) so far; null if nothing is';
 insert into outbox.audit_seal default values;
 
 create function outbox.append_only() returns trigger
@@ -91,43 +95,62 @@ create function outbox.audit_hash(previous bytea, entry outbox.audit_events) ret
         case getdatabaseencoding() when 'SQL_ASCII' then 'SQL_ASCII' else 'UTF8' end));
 
 create function outbox.seal_audit(max_records int default 5000) returns bigint
-    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+    language plpgsql security definer
+    set search_path = pg_catalog, outbox, pg_temp set enable_seqscan = off set enable_bitmapscan = off as $$
 declare
     seen pg_snapshot := pg_current_snapshot();
-    sealed_upto pg_snapshot;
+    seal outbox.audit_seal;
     link outbox.audit_chain;
     entry outbox.audit_events;
+    looked_at bigint := 0;
     sealed bigint := 0;
 begin
     -- What this transaction has written itself is not committed yet, and the snapshot does not tell.
     if pg_current_xact_id_if_assigned() is not null then
         return 0;
     end if;
-    select s.upto into sealed_upto from outbox.audit_seal s for update skip locked;
+    select * into seal from outbox.audit_seal s for update skip locked;
     if not found then
         return 0;
     end if;
+    if seal.target is null then
+        seal := row(true, seal.upto, seen, '0', 0, seal.sealed_at);
+    end if;
     select * into link from outbox.audit_chain c order by c.n desc limit 1;
+    -- In the order of the index, so that a step costs what it seals, however much there is; transactions that were running when the
+    -- window began have the lowest ids of it.
     for entry in
         select e.* from (
-            select * from outbox.audit_events a where a.txid >= pg_snapshot_xmax(sealed_upto)
+            (select a.* from outbox.audit_events a
+              where a.txid >= pg_snapshot_xmax(seal.upto) and (a.txid, a.seq) > (seal.at_txid, seal.at_seq)
+                and pg_visible_in_snapshot(a.txid, seal.target)
+              order by a.txid, a.seq limit max_records)
             union all
-            select a.* from pg_snapshot_xip(sealed_upto) as late (xid) join outbox.audit_events a on a.txid = late.xid) e
-         where pg_visible_in_snapshot(e.txid, seen) and not exists (select from outbox.audit_chain c where c.seq = e.seq)
-         order by e.seq limit max_records
+            (select l.* from pg_snapshot_xip(seal.upto) as late (xid), lateral
+                (select a.* from outbox.audit_events a
+                  where a.txid = late.xid and (a.txid, a.seq) > (seal.at_txid, seal.at_seq) order by a.txid, a.seq limit max_records) l
+              where pg_visible_in_snapshot(late.xid, seal.target))) e
+         order by e.txid, e.seq limit max_records
     loop
+        looked_at := looked_at + 1;
+        seal.at_txid := entry.txid;
+        seal.at_seq := entry.seq;
+        -- After a move to another cluster it begins anew, at what is sealed already.
+        continue when exists (select from outbox.audit_chain c where c.seq = entry.seq);
         link.n := link.n + 1;
         link.hash := outbox.audit_hash(link.hash, entry);
         insert into outbox.audit_chain (n, seq, hash) values (link.n, entry.seq, link.hash);
         sealed := sealed + 1;
     end loop;
-    if sealed < max_records then
-        update outbox.audit_seal set upto = seen, sealed_at = clock_timestamp();
-    end if;
+    update outbox.audit_seal s
+       set upto = case when looked_at < max_records then seal.target else s.upto end,
+           target = case when looked_at < max_records then null else seal.target end,
+           at_txid = seal.at_txid, at_seq = seal.at_seq, sealed_at = clock_timestamp();
     return sealed;
 end $$;
 comment on function outbox.seal_audit(int) is
-    'links committed records to the chain; the dispatcher does so all the time. Returns how many. Seals nothing in a transaction that has written';
+    'links committed records to the chain; the dispatcher does so all the time. Looks at no more than max_records and returns how many it has '
+    'sealed; there are more while audit_seal.target is not null. Seals nothing in a transaction that has written';
 
 create function outbox.verify_audit(noted text default null, out intact boolean, out records bigint, out problem text, out seq bigint, out id text, out head text)
     language plpgsql stable security definer set search_path = pg_catalog, outbox, pg_temp as $$

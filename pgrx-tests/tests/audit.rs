@@ -262,6 +262,37 @@ fn the_chain_finds_what_was_done_to_it() {
         assert!(verify(&mut db).0, "{undo}");
     }
 
+    // Of several, the first.
+    tamper(
+        &mut db,
+        "update outbox.audit_events set action = action || '!' where id in ('r3', 'r8'); create table hidden as
+            select * from outbox.audit_events where id = 'r5'; delete from outbox.audit_events where id = 'r5'",
+    );
+    assert_eq!(verify(&mut db).3.as_deref(), Some("r3"));
+    tamper(
+        &mut db,
+        "update outbox.audit_events set action = 'thing.done' where id = 'r3'",
+    );
+    let (records, problem, seq): (i64, String, i64) = {
+        let row = db
+            .query_one(
+                "select records, problem, seq from outbox.verify_audit()",
+                &[],
+            )
+            .expect("it can be verified");
+        (row.get(0), row.get(1), row.get(2))
+    };
+    assert_eq!(
+        (records, problem.as_str(), seq),
+        (4, "the record is missing", 5)
+    );
+    tamper(
+        &mut db,
+        "update outbox.audit_events set action = 'thing.done' where id = 'r8';
+         insert into outbox.audit_events overriding system value table hidden; drop table hidden",
+    );
+    assert!(verify(&mut db).0);
+
     // Whoever rewrites the chain as well is found out by a head that was noted elsewhere.
     tamper(
         &mut db,
@@ -321,6 +352,53 @@ fn sealing_waits_for_nobody_and_holds_nobody_up() {
     db.run("commit");
     assert_eq!(seal(&mut db), 2);
     assert!(verify(&mut db).0);
+}
+
+#[test]
+fn a_backlog_is_sealed_in_steps_that_cost_what_they_seal() {
+    let cluster = still();
+    let mut db = cluster.connect();
+    let mut slow = cluster.connect();
+    slow.run("begin");
+    write(&mut slow, 1, 300);
+    for first in (301..=3_000).step_by(100) {
+        write(&mut db, first, first + 99);
+    }
+    let mut looked_at = Vec::new();
+    let mut step = |db: &mut Client| -> i64 {
+        db.run("begin");
+        let fetched = |db: &mut Client| -> i64 {
+            db.one(
+                "select pg_stat_get_xact_tuples_fetched('outbox.audit_events'::regclass)
+                      + pg_stat_get_xact_tuples_returned('outbox.audit_events'::regclass)",
+            )
+        };
+        let before = fetched(db);
+        let sealed = db.one("select outbox.seal_audit(100)");
+        looked_at.push(fetched(db) - before);
+        db.run("commit");
+        sealed
+    };
+    // What is written, and committed, meanwhile has its turn in the next window.
+    assert_eq!(step(&mut db), 100);
+    write(&mut db, 3_001, 3_050);
+    slow.run("commit");
+    let mut sealed = 100;
+    while sealed < 2_700 {
+        assert_eq!(step(&mut db), 100);
+        sealed += 100;
+    }
+    assert!(!verify(&mut db).0 || verify(&mut db).1 == 2_700);
+    for _ in 0..10 {
+        sealed += step(&mut db);
+    }
+    assert_eq!(sealed, 3_050);
+    assert!(looked_at.iter().all(|&rows| rows <= 500), "{looked_at:?}");
+    assert_eq!(verify(&mut db), (true, 3_050, None, None));
+    let most: i64 = db.one(
+        "select max(n) from (select count(*) as n from outbox.audit_chain where seq is not null group by seq) x",
+    );
+    assert_eq!(most, 1, "each once");
 }
 
 #[test]

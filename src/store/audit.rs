@@ -75,20 +75,24 @@ pub(crate) fn prune(spi: &Spi, stream: &Stream, limit: i64, min_age: Duration) -
     })
 }
 
-/// Links records that are committed and not yet sealed to the chain, as many as are worth one transaction. True if there may be more.
+/// Links records that are committed and not yet sealed to the chain, as many as are worth one transaction. True if there are more.
 pub(crate) fn seal(spi: &Spi) -> bool {
-    const AT_ONCE: i64 = 5_000;
-    let sealed = spi
-        .write(
-            "select outbox.seal_audit($1::int)",
-            &[Arg::I64(Some(AT_ONCE))],
-        )
-        .first(|row| row.i64(0))
-        .flatten();
-    sealed.unwrap_or(0) >= AT_ONCE
+    const AT_ONCE: i64 = 1_000;
+    spi.write(
+        "select outbox.seal_audit($1::int)",
+        &[Arg::I64(Some(AT_ONCE))],
+    );
+    let more = spi.write(
+        "select from outbox.audit_seal where target is not null",
+        &[],
+    );
+    more.count() > 0
 }
 
 /// Transaction ids mean something else now: sealing finds what is not sealed by looking at all.
 pub(crate) fn look_at_all_again(spi: &Spi) {
-    spi.write("update outbox.audit_seal set upto = '3:3:'", &[]);
+    spi.write(
+        "update outbox.audit_seal set upto = '3:3:', target = null",
+        &[],
+    );
 }
