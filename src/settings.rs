@@ -1,14 +1,15 @@
 //! The settings `outbox.*`. Read on the main thread only.
 
+pub(crate) mod webhooks;
+
 use std::ffi::CString;
 use std::time::Duration;
 
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 
-use crate::dispatch::{Limits, Policy};
+use crate::dispatch::Policy;
 use crate::pg::encoding;
 use crate::sinks::Defaults;
-use crate::sinks::webhook::Rules;
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
 static DATABASES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -20,18 +21,6 @@ static POLL_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(5_000);
 static RETENTION_MIN_AGE: GucSetting<i32> = GucSetting::<i32>::new(3_600);
 static RETENTION_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 static HTTP_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(10_000);
-static ALLOW_PRIVATE_NETWORKS: GucSetting<bool> = GucSetting::<bool>::new(false);
-static WEBHOOK_HTTP: GucSetting<bool> = GucSetting::<bool>::new(false);
-static WEBHOOK_PORTS: GucSetting<Option<CString>> =
-    GucSetting::<Option<CString>>::new(Some(c"80, 443, 8080, 8443"));
-static WEBHOOK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(15_000);
-static WEBHOOK_CONCURRENCY: GucSetting<i32> = GucSetting::<i32>::new(256);
-static WEBHOOK_ENDPOINT_CONCURRENCY: GucSetting<i32> = GucSetting::<i32>::new(4);
-static WEBHOOK_WAITS: GucSetting<Option<CString>> =
-    GucSetting::<Option<CString>>::new(Some(c"60, 300, 1800, 7200, 21600, 43200, 86400"));
-static WEBHOOK_ATTEMPTS: GucSetting<i32> = GucSetting::<i32>::new(8);
-static WEBHOOK_DISABLE_AFTER: GucSetting<i32> = GucSetting::<i32>::new(5 * 86_400);
-static WEBHOOK_RETENTION: GucSetting<i32> = GucSetting::<i32>::new(90 * 86_400);
 static TOPIC_PREFIX: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"outbox"));
 static NOTIFY: GucSetting<bool> = GucSetting::<bool>::new(true);
@@ -138,98 +127,7 @@ pub(crate) fn define() {
         GucContext::Sighup,
         ms,
     );
-    GucRegistry::define_bool_guc(
-        c"outbox.allow_private_networks",
-        c"Whether webhooks of tenants may go to private addresses.",
-        c"",
-        &ALLOW_PRIVATE_NETWORKS,
-        GucContext::Sighup,
-        plain,
-    );
-    GucRegistry::define_bool_guc(
-        c"outbox.webhook_http",
-        c"Whether webhooks of tenants may use http, beside https.",
-        c"",
-        &WEBHOOK_HTTP,
-        GucContext::Sighup,
-        plain,
-    );
-    GucRegistry::define_string_guc(
-        c"outbox.webhook_ports",
-        c"Ports that webhooks of tenants may use, separated by commas.",
-        c"Empty means any.",
-        &WEBHOOK_PORTS,
-        GucContext::Sighup,
-        plain,
-    );
-    GucRegistry::define_int_guc(
-        c"outbox.webhook_timeout",
-        c"The time-out of one attempt at a webhook.",
-        c"",
-        &WEBHOOK_TIMEOUT,
-        1,
-        i32::MAX,
-        GucContext::Sighup,
-        ms,
-    );
-    GucRegistry::define_int_guc(
-        c"outbox.webhook_concurrency",
-        c"Attempts at webhooks under way at once, in all; half of them are for endpoints that are slow or fail.",
-        c"",
-        &WEBHOOK_CONCURRENCY,
-        2,
-        10_000,
-        GucContext::Sighup,
-        plain,
-    );
-    GucRegistry::define_int_guc(
-        c"outbox.webhook_endpoint_concurrency",
-        c"Attempts under way at once to one endpoint.",
-        c"",
-        &WEBHOOK_ENDPOINT_CONCURRENCY,
-        1,
-        1_000,
-        GucContext::Sighup,
-        plain,
-    );
-    GucRegistry::define_string_guc(
-        c"outbox.webhook_waits",
-        c"Seconds to wait after each failed attempt at a webhook, separated by commas; the last stands for all further ones.",
-        c"",
-        &WEBHOOK_WAITS,
-        GucContext::Sighup,
-        plain,
-    );
-    GucRegistry::define_int_guc(
-        c"outbox.webhook_attempts",
-        c"Attempts at a webhook's delivery before it is dead.",
-        c"",
-        &WEBHOOK_ATTEMPTS,
-        1,
-        1_000,
-        GucContext::Sighup,
-        plain,
-    );
-    GucRegistry::define_int_guc(
-        c"outbox.webhook_disable_after",
-        c"A webhook of which every attempt fails for as long as this is disabled.",
-        c"",
-        &WEBHOOK_DISABLE_AFTER,
-        1,
-        i32::MAX,
-        GucContext::Sighup,
-        GucFlags::UNIT_S,
-    );
-    GucRegistry::define_int_guc(
-        c"outbox.webhook_retention",
-        c"How long deliveries to webhooks are kept once they are delivered or dead.",
-        c"",
-        &WEBHOOK_RETENTION,
-        0,
-        i32::MAX,
-        GucContext::Sighup,
-        GucFlags::UNIT_S,
-    );
+    webhooks::define();
     GucRegistry::define_string_guc(
         c"outbox.topic_prefix",
         c"The first segment of topics that are made up from a table's name.",
@@ -333,55 +231,6 @@ pub(crate) fn is_topic_prefix(prefix: &str) -> bool {
     TOPIC_PREFIX
         .get()
         .is_some_and(|text| text.to_bytes() == prefix.as_bytes())
-}
-
-/// Where webhooks of tenants may lead.
-pub(crate) fn webhook_rules() -> Rules {
-    let ports = text(&WEBHOOK_PORTS);
-    Rules {
-        private_networks: ALLOW_PRIVATE_NETWORKS.get(),
-        plain_http: WEBHOOK_HTTP.get(),
-        ports: ports
-            .split(',')
-            .filter_map(|port| port.trim().parse().ok())
-            .collect(),
-    }
-}
-
-pub(crate) fn webhook_timeout() -> Duration {
-    milliseconds(&WEBHOOK_TIMEOUT)
-}
-
-/// How many attempts at webhooks may be under way.
-pub(crate) fn webhook_limits() -> Limits {
-    let number = |setting: &GucSetting<i32>| usize::try_from(setting.get()).unwrap_or(1);
-    let all = number(&WEBHOOK_CONCURRENCY);
-    Limits {
-        fresh: all - all / 2,
-        slow: all / 2,
-        each: number(&WEBHOOK_ENDPOINT_CONCURRENCY),
-        slow_after: Duration::from_millis(500),
-    }
-}
-
-pub(crate) fn webhook_waits() -> Vec<Duration> {
-    let waits = text(&WEBHOOK_WAITS);
-    let seconds = waits.split(',').filter_map(|wait| wait.trim().parse().ok());
-    seconds
-        .filter_map(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .collect()
-}
-
-pub(crate) fn webhook_attempts() -> u32 {
-    WEBHOOK_ATTEMPTS.get().unsigned_abs()
-}
-
-pub(crate) fn webhook_disable_after() -> Duration {
-    Duration::from_secs(WEBHOOK_DISABLE_AFTER.get().unsigned_abs().into())
-}
-
-pub(crate) fn webhook_retention() -> Duration {
-    Duration::from_secs(WEBHOOK_RETENTION.get().unsigned_abs().into())
 }
 
 pub(crate) fn notify() -> bool {

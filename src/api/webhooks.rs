@@ -62,7 +62,7 @@ fn to_change(spi: &Spi, caller: pg_sys::Oid, id: &str) -> Result<String, Complai
 
 fn checked_url(url: Option<&str>) -> Result<&str, Complaint> {
     let url = url.unwrap_or_default();
-    match webhook::parse(url, &settings::webhook_rules()) {
+    match webhook::parse(url, &settings::webhooks::rules()) {
         Ok(_) => Ok(url),
         Err(why) => Err(
             Complaint::bad_argument("the URL of a webhook is not allowed")

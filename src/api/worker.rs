@@ -254,7 +254,7 @@ fn prune(call: pg_sys::FunctionCallInfo) -> i64 {
                 }
             }
             if stream.is_none() {
-                while webhooks::prune(spi, settings::webhook_retention()) {
+                while webhooks::prune(spi, settings::webhooks::retention()) {
                     pgrx::check_for_interrupts!();
                 }
             }

@@ -12,6 +12,7 @@ pub(crate) mod error;
 pub(crate) mod exact;
 pub(crate) mod expression;
 pub(crate) mod firing;
+pub(crate) mod guc;
 pub(crate) mod invalidation;
 pub(crate) mod latch;
 pub(crate) mod lock;

@@ -6,6 +6,7 @@ mod scene;
 mod delivering;
 mod endpoints;
 mod failing;
+mod limits;
 mod load;
 mod locks;
 mod removing;

@@ -71,7 +71,7 @@ impl Webhooks {
     pub(super) fn new() -> Self {
         Self {
             fan_outs: BTreeMap::new(),
-            pool: Pool::new(settings::webhook_limits()),
+            pool: Pool::new(settings::webhooks::limits()),
             courier: None,
             rules: None,
             under_way: BTreeMap::new(),
@@ -141,7 +141,7 @@ impl Webhooks {
             return;
         }
         self.not_before = Instant::now() + GAP;
-        self.pool.set_limits(settings::webhook_limits());
+        self.pool.set_limits(settings::webhooks::limits());
         let done = in_transaction(|spi| self.turn(spi, floors));
         match done {
             Ok(Some(Some(turn))) => {
@@ -271,7 +271,7 @@ impl Webhooks {
 
     /// The courier by the settings in force.
     fn courier(&mut self) -> Result<Arc<Courier>, String> {
-        let wanted = (settings::webhook_rules(), settings::webhook_timeout());
+        let wanted = (settings::webhooks::rules(), settings::webhooks::timeout());
         if self.rules.as_ref() != Some(&wanted) {
             self.courier = None;
         }

@@ -51,7 +51,7 @@ pub(crate) fn send(tenant: &str, url: String, secrets: Vec<String>) -> Outcome {
 }
 
 fn attempted(attempt: Attempt) -> Result<Outcome, String> {
-    let courier = Courier::new(settings::webhook_rules(), settings::webhook_timeout())?;
+    let courier = Courier::new(settings::webhooks::rules(), settings::webhooks::timeout())?;
     let io =
         Io::start().map_err(|error| format!("the I/O thread could not be started: {error}"))?;
     io.attempt(0, &Arc::new(courier), attempt);

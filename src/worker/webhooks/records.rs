@@ -74,7 +74,7 @@ impl Records {
             written.well = webhooks::are_well(spi, &Vec::from_iter(well));
         }
         if !failing.is_empty() {
-            let patience = settings::webhook_disable_after();
+            let patience = settings::webhooks::disable_after();
             written.disabled = webhooks::are_failing(spi, &failing, patience);
         }
         if !gone.is_empty() {
@@ -105,8 +105,8 @@ pub(super) fn judged(id: i64, known: &UnderWay, outcome: &Outcome) -> (Record, O
         Verdict::Delivered => ("delivered", None, None, None),
         Verdict::Gone => ("dead", Some("HTTP 410 Gone".to_owned()), None, None),
         Verdict::Failed { error, retry_after } => {
-            let wait = (attempts < settings::webhook_attempts()).then(|| {
-                let waits = settings::webhook_waits();
+            let wait = (attempts < settings::webhooks::attempts()).then(|| {
+                let waits = settings::webhooks::waits();
                 webhook_wait(&waits, attempts, *retry_after, chance())
             });
             let state = if wait.is_some() { "pending" } else { "dead" };

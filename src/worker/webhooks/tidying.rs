@@ -77,7 +77,7 @@ impl Tidying {
     pub(super) fn step(&mut self, spi: &Spi) {
         let now = Instant::now();
         if self.any && now >= self.next_pruning {
-            let more = webhooks::prune(spi, settings::webhook_retention());
+            let more = webhooks::prune(spi, settings::webhooks::retention());
             self.next_pruning = if more { now } else { now + PRUNING };
         }
         let Some(mut removal) = self
