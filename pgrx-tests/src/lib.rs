@@ -20,6 +20,7 @@
 mod bucket;
 mod client;
 pub mod cluster;
+pub mod endpoints;
 mod gate;
 mod kafka;
 mod nats;

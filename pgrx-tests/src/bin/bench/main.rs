@@ -17,6 +17,7 @@ mod pull;
 mod report;
 mod stage;
 mod triggers;
+mod webhooks;
 
 use std::process::exit;
 use std::time::Duration;
@@ -106,6 +107,11 @@ const FIGURES: &[Figure] = &[
         name: "held",
         about: "drain and latency while an old snapshot is held open",
         run: held::figure,
+    },
+    Figure {
+        name: "webhooks",
+        about: "1,000 endpoints of tenants, with and without a tenth that hang and a tenth that fail",
+        run: webhooks::figure,
     },
     Figure {
         name: "idle",
