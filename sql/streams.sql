@@ -86,6 +86,27 @@ begin
     values (name, format('outbox.%I', relation)::regclass, pg_get_serial_sequence(format('outbox.%I', relation), 'seq')::regclass);
 end $$;
 
+-- Whether the table of a stream is as make_stream_table makes it, but perhaps for indexes: then capture may write rows into it without
+-- an INSERT statement (src/pg/append/). Columns that were added, other defaults, constraints and triggers are what only a statement heeds.
+create function outbox.is_plain_stream(relation oid) returns boolean
+    language sql stable set search_path = pg_catalog, outbox, pg_temp
+    begin atomic
+        select c.relkind = 'r' and not c.relispartition and not c.relhasrules and m.amname = 'heap'
+               and (select string_agg(format('%s %s %s %s', a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
+                                             coalesce(pg_get_expr(d.adbin, d.adrelid), nullif(a.attidentity, '')::text, nullif(a.attgenerated, '')::text)),
+                                      '; ' order by a.attnum)
+                      from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
+                     where a.attrelid = c.oid and a.attnum > 0)
+                   = 'txid xid8 t pg_current_xact_id(); seq bigint t a; id text f new_id(); topic text t ; source text f ; subject text f ; '
+                     'tenant text f NULLIF(current_setting(''outbox.tenant''::text, true), ''''::text); '
+                     'time timestamp with time zone t clock_timestamp(); payload jsonb f ; '
+                     'headers jsonb f (NULLIF(current_setting(''outbox.headers''::text, true), ''''::text))::jsonb; for_sink integer f '
+               and (select array_agg(pg_get_constraintdef(k.oid)) from pg_constraint k where k.conrelid = c.oid and k.contype = 'c')
+                   = array['CHECK ((topic <> ''''::text))']
+               and not exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgname <> 'outbox_wake' and t.tgtype & 4 <> 0)
+          from pg_class c join pg_am m on m.oid = c.relam where c.oid = is_plain_stream.relation;
+    end;
+
 select outbox.make_stream_table('outbox', 'events');
 update outbox.streams set builtin = true where name = 'outbox';
 insert into outbox.clusters (system_identifier) select system_identifier from pg_control_system();

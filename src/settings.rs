@@ -247,6 +247,21 @@ pub(crate) fn has_headers() -> bool {
     !is_empty(&HEADERS)
 }
 
+/// What the session has said.
+pub(crate) fn tenant() -> Option<String> {
+    said(&TENANT)
+}
+
+/// JSON text, if it is any.
+pub(crate) fn headers() -> Option<String> {
+    said(&HEADERS)
+}
+
+fn said(setting: &GucSetting<Option<CString>>) -> Option<String> {
+    let text = setting.get().filter(|text| !text.is_empty())?;
+    Some(encoding::from_database(text.as_bytes()).text)
+}
+
 fn is_empty(setting: &GucSetting<Option<CString>>) -> bool {
     setting.get().is_none_or(|text| text.is_empty())
 }

@@ -6,7 +6,9 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 
+use super::recipe;
 use super::statement::{self, Stamp, Statement};
+use crate::pg::append::{OfSession, Recipe};
 use crate::pg::exact::{Printed, printed};
 use crate::pg::firing::{Cell, Operation, Pairing};
 use crate::pg::invalidation::{self, Stale};
@@ -22,7 +24,11 @@ pub(super) struct Program {
     insert: UserStatement,
     insert_without_session: UserStatement,
     pub(super) condition: Option<UserStatement>,
-    pub(super) printed: Printed,
+    /// What settings of a session show in the statement that writes.
+    printed: Printed,
+    /// How to do without that statement, where that can be done.
+    recipe: Option<Recipe>,
+    recipe_printed: Printed,
     statement: Statement,
     prefix: String,
 }
@@ -50,7 +56,11 @@ impl Program {
             .chain(key.map(|column| printed(column.type_oid)))
             .max()
             .unwrap_or(Printed::Always);
+        let recipe =
+            recipe::of(&capture, operation, &prefix, stamp, &statement.cells).map(Recipe::new);
         Self {
+            recipe_printed: recipe.as_ref().map_or(printed, Recipe::depends_on),
+            recipe,
             insert: UserStatement::new(statement.sql.clone()),
             insert_without_session: UserStatement::new(statement.sql_without_session.clone()),
             condition: statement.condition.clone().map(UserStatement::new),
@@ -67,6 +77,27 @@ impl Program {
             &self.insert
         } else {
             &self.insert_without_session
+        }
+    }
+
+    /// How to write the events without it, if they can be.
+    pub(super) fn recipe(&self) -> Option<&Recipe> {
+        self.recipe.as_ref()
+    }
+
+    pub(super) fn of_session() -> OfSession {
+        OfSession {
+            tenant: settings::tenant(),
+            headers: settings::headers(),
+        }
+    }
+
+    /// What settings of a session show in what is written.
+    pub(super) fn printed(&self, by_recipe: bool) -> Printed {
+        if by_recipe {
+            self.recipe_printed
+        } else {
+            self.printed
         }
     }
 
@@ -121,11 +152,14 @@ fn drop_stale() {
         Stale::Nothing => Vec::new(),
         Stale::Everything => PROGRAMS.take().into_values().collect(),
         Stale::These(relations) => PROGRAMS.with_borrow_mut(|programs| {
-            let keys = programs
-                .keys()
-                .filter(|(relation, _)| relations.contains(relation))
-                .copied()
-                .collect::<Vec<_>>();
+            let is_gone = |(relation, _): &Key, program: &Option<Rc<Program>>| {
+                let stream = program.as_ref().map(|program| program.capture.stream_oid);
+                relations.contains(relation) || stream.is_some_and(|it| relations.contains(&it))
+            };
+            let gone = programs
+                .iter()
+                .filter(|(key, program)| is_gone(key, program));
+            let keys = gone.map(|(key, _)| *key).collect::<Vec<_>>();
             keys.iter().filter_map(|key| programs.remove(key)).collect()
         }),
     };

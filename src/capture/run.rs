@@ -45,6 +45,7 @@ pub(crate) fn change(firing: Firing) {
     }
     let rows = match operation {
         Operation::Update => firing.pairs(&program.pairing()),
+        _ if program.condition.is_none() && program.recipe().is_some() => firing.rows_unnamed(),
         _ => firing.rows(),
     };
     let kept = program.kept(&rows);
@@ -70,21 +71,25 @@ impl Program {
     pub(super) fn write(&self, rows: Option<&ChangedRows>, ended: Option<&Ended>) {
         let marking = ended.filter(|ended| ended.wants_mark());
         let mark = ended.and_then(|ended| ended.mark);
-        as_extension_printing(self.printed, || {
-            connected(|spi| {
-                let last_seq = || captures::last_seq(spi, &self.capture.sequence);
-                let before = (marking.is_some() || mark.is_some()).then(last_seq);
-                if let (Some(marking), Some(before)) = (marking, before) {
-                    marking.set_mark(before);
-                }
-                if let Some(rows) = rows {
-                    rows.lend(spi);
-                }
-                spi.run_user(self.insert(), &[]);
-                if let (Some(mark), Some(before)) = (mark, before) {
-                    captures::move_behind(spi, &self.capture.stream, mark, before);
-                }
-            });
+        let recipe = self.recipe().zip(rows);
+        as_extension_printing(self.printed(recipe.is_some()), || {
+            let last_seq = || connected(|spi| captures::last_seq(spi, &self.capture.sequence));
+            let before = (marking.is_some() || mark.is_some()).then(last_seq);
+            if let (Some(marking), Some(before)) = (marking, before) {
+                marking.set_mark(before);
+            }
+            match recipe {
+                Some((recipe, rows)) => recipe.write(rows, &Self::of_session()),
+                None => connected(|spi| {
+                    if let Some(rows) = rows {
+                        rows.lend(spi);
+                    }
+                    spi.run_user(self.insert(), &[]);
+                }),
+            }
+            if let (Some(mark), Some(before)) = (mark, before) {
+                connected(|spi| captures::move_behind(spi, &self.capture.stream, mark, before));
+            }
         });
     }
 }
@@ -134,7 +139,7 @@ pub(crate) fn try_out(capture: &Capture, operation: Operation) -> Result<(), Com
     if let Some(condition) = &program.condition {
         capture.places(condition, &rows);
     }
-    as_extension_printing(program.printed, || {
+    as_extension_printing(program.printed(false), || {
         connected(|spi| {
             rows.lend(spi);
             spi.run_user(program.insert(), &[]);

@@ -34,7 +34,7 @@ pub(super) fn captured(capture: &Capture) -> Vec<&Column> {
     capture.table_columns.iter().filter(shown).collect()
 }
 
-fn named<'a>(capture: &'a Capture, name: &str) -> Option<&'a Column> {
+pub(super) fn named<'a>(capture: &'a Capture, name: &str) -> Option<&'a Column> {
     capture
         .table_columns
         .iter()
@@ -42,7 +42,7 @@ fn named<'a>(capture: &'a Capture, name: &str) -> Option<&'a Column> {
 }
 
 /// What identifies a row: the columns of the key, in its order, or all that are shown.
-fn identity(capture: &Capture) -> Vec<&Column> {
+pub(super) fn identity(capture: &Capture) -> Vec<&Column> {
     if capture.key.is_empty() {
         captured(capture)
     } else {
@@ -55,7 +55,7 @@ fn identity(capture: &Capture) -> Vec<&Column> {
 }
 
 /// The topic of an operation's events.
-fn topic(capture: &Capture, operation: Operation, prefix: &str) -> String {
+pub(super) fn topic(capture: &Capture, operation: Operation, prefix: &str) -> String {
     let name = operation.name();
     match &capture.topic {
         None => format!("{prefix}.{}.{}.{name}", capture.schema, capture.table),
@@ -100,7 +100,7 @@ pub(super) fn marker(
 }
 
 /// Members that every event of this operation has in its headers.
-fn attributes(capture: &Capture, operation: Operation) -> Attributes {
+pub(super) fn attributes(capture: &Capture, operation: Operation) -> Attributes {
     let mut members = Attributes::new();
     let says = |topic: &String| topic.contains("{operation}");
     if capture.topic.as_ref().is_some_and(|topic| !says(topic)) {
@@ -212,14 +212,14 @@ pub(super) fn of(
 }
 
 /// The version that an event is about, and the one by which the row was known.
-fn now(operation: Operation) -> Side {
+pub(super) fn now(operation: Operation) -> Side {
     match operation {
         Operation::Delete | Operation::Truncate => Side::Old,
         Operation::Insert | Operation::Update | Operation::Snapshot => Side::New,
     }
 }
 
-fn known_by(operation: Operation) -> Side {
+pub(super) fn known_by(operation: Operation) -> Side {
     match operation {
         Operation::Insert | Operation::Snapshot => Side::New,
         _ => Side::Old,

@@ -296,7 +296,7 @@ fn quote(text: &[u8], out: &mut Vec<u8>) {
 }
 
 /// The jsonb of a terminated text. Raises what it cannot hold.
-fn read(text: &[u8]) -> pg_sys::Datum {
+pub(super) fn read(text: &[u8]) -> pg_sys::Datum {
     // SAFETY: the text is terminated, and the type's own input function reads it.
     unsafe {
         let mut function = pg_sys::InvalidOid;

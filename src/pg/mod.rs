@@ -1,9 +1,10 @@
 //! The rim towards Postgres: everything that is `unsafe`, each block with its reason.
 //!
-//! Nothing here knows about sinks or events. All of it must be called on the main thread of a backend or worker.
+//! Nothing here knows about sinks, nor about events but for what their tables look like (`append`). All of it must be called on the main thread of a backend or worker.
 
 #![allow(unsafe_code)]
 
+pub(crate) mod append;
 pub(crate) mod background;
 pub(crate) mod call;
 pub(crate) mod catalog;

@@ -51,6 +51,10 @@ pub(crate) struct Capture {
     /// The stream's table, qualified and quoted, and the sequence behind its seq.
     pub(crate) stream: String,
     pub(crate) sequence: String,
+    pub(crate) stream_oid: pg_sys::Oid,
+    pub(crate) sequence_oid: pg_sys::Oid,
+    /// The stream's table is as it was made, but perhaps for indexes.
+    pub(crate) stream_is_plain: bool,
     /// In the order of the captured table.
     pub(crate) table_columns: Vec<Column>,
     /// Where the written table is partitioned itself: the partitions in which a row can end up.
@@ -82,7 +86,8 @@ const SQL: &str = "
            coalesce(f.key, outbox.primary_key(f.relation)), f.tenant_column, f.condition, f.topic, f.owner::oid, f.enabled,
            format('%I.%I', sn.nspname, s.relname), format('%I.%I', qn.nspname, q.relname),
            array(select m.key from jsonb_each_text(f.mapping) m order by m.key),
-           array(select m.value from jsonb_each_text(f.mapping) m order by m.key)
+           array(select m.value from jsonb_each_text(f.mapping) m order by m.key),
+           t.relation::oid, t.sequence::oid, outbox.is_plain_stream(t.relation)
       from found f
       join pg_catalog.pg_class r on r.oid = f.relation join pg_catalog.pg_namespace n on n.oid = r.relnamespace
       join outbox.streams t on t.name = f.stream
@@ -135,6 +140,9 @@ fn capture(row: &Row) -> Capture {
         mapping: texts(18).into_iter().zip(texts(19)).collect(),
         stream: text(16),
         sequence: text(17),
+        stream_oid: row.oid(20).unwrap_or(pg_sys::InvalidOid),
+        sequence_oid: row.oid(21).unwrap_or(pg_sys::InvalidOid),
+        stream_is_plain: row.bool(22).unwrap_or(false),
         table_columns: Vec::new(),
         partitions: Vec::new(),
     }

@@ -4,6 +4,7 @@
 mod scene;
 
 mod ddl;
+mod direct;
 mod order;
 mod partitions;
 mod payloads;

@@ -186,7 +186,7 @@ const HOSTILE: &str = "
     set timezone = 'Asia/Tokyo'; set search_path = public; set quote_all_identifiers = on; set xmloption = content";
 
 /// The values of those types that the server knows: not every one is built with libxml.
-fn values(db: &mut Client) -> Vec<&'static (&'static str, &'static str, &'static str)> {
+pub(super) fn values(db: &mut Client) -> Vec<&'static (&'static str, &'static str, &'static str)> {
     let has_xml: bool =
         db.one("select setting like '%--with-libxml%' from pg_config where name = 'CONFIGURE'");
     let values = VALUES.iter();
@@ -195,7 +195,7 @@ fn values(db: &mut Client) -> Vec<&'static (&'static str, &'static str, &'static
         .collect()
 }
 
-fn with_types(db: &mut Client) {
+pub(super) fn with_types(db: &mut Client) {
     db.run(TYPES);
     db.run(CASTS);
 }

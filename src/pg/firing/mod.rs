@@ -11,8 +11,8 @@ use pgrx::pg_sys;
 
 use self::pairs::Pairs;
 pub(crate) use self::rows::ChangedRows;
-pub(super) use self::rows::attribute;
-use self::rows::{Reader, named};
+pub(super) use self::rows::{Reader, attribute};
+use self::rows::{has_missing, named};
 use super::error::Complaint;
 
 /// The name under which statements find the rows.
@@ -145,12 +145,29 @@ impl Firing {
         };
         let descriptor = named(self.descriptor(), side);
         if !self.is_row() {
-            return ChangedRows::lent(store, descriptor);
+            // A row of before a column was added does not hold it, and only the table's own descriptor knows what it is then.
+            return match has_missing(self.descriptor()) {
+                true => ChangedRows::completed(store, self.descriptor(), descriptor),
+                false => ChangedRows::lent(store, descriptor),
+            };
         }
         let rows = ChangedRows::empty(descriptor);
         // SAFETY: a row trigger has the row in its first slot.
-        unsafe { pg_sys::tuplestore_puttupleslot(rows.store, data.tg_trigslot) };
+        unsafe { rows.complete(data.tg_trigslot) };
         rows
+    }
+
+    /// The same, for readers that ask for columns by their places.
+    pub(crate) fn rows_unnamed(&self) -> ChangedRows {
+        let data = self.data();
+        let store = match self.operation() {
+            Operation::Insert => data.tg_newtable,
+            _ => data.tg_oldtable,
+        };
+        match self.is_row() {
+            true => self.rows(),
+            false => ChangedRows::lent(store, self.descriptor()),
+        }
     }
 
     /// The rows that were updated, each with its old and its new version.

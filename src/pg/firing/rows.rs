@@ -9,8 +9,8 @@ use super::{CHANGE, Cell, Side};
 
 /// Rows to be lent to statements.
 pub(crate) struct ChangedRows {
-    pub(super) store: *mut pg_sys::Tuplestorestate,
-    pub(super) descriptor: pg_sys::TupleDesc,
+    pub(in super::super) store: *mut pg_sys::Tuplestorestate,
+    pub(in super::super) descriptor: pg_sys::TupleDesc,
     ours: bool,
 }
 
@@ -30,6 +30,34 @@ impl ChangedRows {
             store,
             descriptor,
             ours: true,
+        }
+    }
+
+    /// A copy of a table's rows, under another descriptor, with what they do not hold because it was added to the table later.
+    pub(super) fn completed(
+        store: *mut pg_sys::Tuplestorestate,
+        table: pg_sys::TupleDesc,
+        descriptor: pg_sys::TupleDesc,
+    ) -> Self {
+        let rows = Self::empty(descriptor);
+        let mut reader = Reader::new(store, table);
+        while let Some(slot) = reader.next() {
+            // SAFETY: both descriptors have the same columns.
+            unsafe { rows.complete(slot) };
+        }
+        rows
+    }
+
+    /// Takes a row with all of its columns.
+    ///
+    /// # Safety
+    /// It has the columns of our descriptor.
+    pub(super) unsafe fn complete(&self, slot: *mut pg_sys::TupleTableSlot) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            pg_sys::slot_getallattrs(slot);
+            let (values, nulls) = ((*slot).tts_values, (*slot).tts_isnull);
+            pg_sys::tuplestore_putvalues(self.store, self.descriptor, values, nulls);
         }
     }
 
@@ -162,15 +190,27 @@ pub(super) fn named(table: pg_sys::TupleDesc, side: Side) -> pg_sys::TupleDesc {
     }
 }
 
+/// Whether a table's rows may lack columns that were added with a default that is not null.
+pub(super) fn has_missing(table: pg_sys::TupleDesc) -> bool {
+    // SAFETY: the descriptor is valid.
+    unsafe {
+        let constraints = (*table).constr;
+        !constraints.is_null() && !(*constraints).missing.is_null()
+    }
+}
+
 /// Reads a tuplestore from its beginning, without disturbing others that read it.
-pub(super) struct Reader {
+pub(in super::super) struct Reader {
     store: *mut pg_sys::Tuplestorestate,
     pointer: i32,
     slot: *mut pg_sys::TupleTableSlot,
 }
 
 impl Reader {
-    pub(super) fn new(store: *mut pg_sys::Tuplestorestate, descriptor: pg_sys::TupleDesc) -> Self {
+    pub(in super::super) fn new(
+        store: *mut pg_sys::Tuplestorestate,
+        descriptor: pg_sys::TupleDesc,
+    ) -> Self {
         // SAFETY: the store holds rows of this descriptor; a pointer of its own is what the executor takes, too.
         unsafe {
             let pointer =
@@ -187,7 +227,7 @@ impl Reader {
         }
     }
 
-    pub(super) fn next(&mut self) -> Option<*mut pg_sys::TupleTableSlot> {
+    pub(in super::super) fn next(&mut self) -> Option<*mut pg_sys::TupleTableSlot> {
         // SAFETY: the slot is of the rows' descriptor; the row stays where it is until the next is asked for.
         unsafe {
             pg_sys::tuplestore_select_read_pointer(self.store, self.pointer);
