@@ -163,6 +163,48 @@ fn five_hundred_at_a_time_and_never_taken_apart() {
     assert_eq!(db.one::<i64>("select count(*) from outbox.dead_letters"), 0);
 }
 
+/// Not the receiver, but what shapes the records cannot take one of them: that makes no hole either.
+#[test]
+fn a_record_that_a_transform_cannot_take_is_waited_for() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    db.run(
+        "create table refused as select 'r3' as id;
+         create function shaped(e outbox.event) returns jsonb language plpgsql as $$ begin
+             if exists (select from public.refused r where r.id = e.id) then raise exception 'cannot take %', e.id using errcode = '22023'; end if;
+             return e.payload; end $$",
+    );
+    write(&mut db, 1, 5);
+    http_sink(
+        &mut db,
+        "siem",
+        &receiver,
+        json!({}),
+        "stream => 'audit', transform => 'shaped(outbox.event)'",
+    );
+    let stuck = until_status(&mut db, "siem", "several tries", |status| {
+        status.attempts >= 8
+    });
+    assert_eq!((stuck.delivered, stuck.dead_letters), (0, 0));
+    assert!(
+        stuck
+            .last_error
+            .expect("an error")
+            .contains("cannot take r3")
+    );
+    assert_eq!(receiver.requests().len(), 0);
+    db.run("delete from refused");
+    until_idle(&mut db, "siem");
+    let delivered: Vec<Value> = receiver
+        .requests()
+        .iter()
+        .flat_map(|request| records(&request.body))
+        .map(|record| record["id"].clone())
+        .collect();
+    assert_eq!(delivered, ["r1", "r2", "r3", "r4", "r5"]);
+}
+
 #[test]
 fn nobody_changes_what_is_written() {
     let cluster = still();

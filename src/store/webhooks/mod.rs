@@ -83,21 +83,28 @@ pub(crate) fn are_failing(
           where id = any (array(select id from outbox.webhooks where id = any ($1) and failing_since is null for no key update skip locked))",
         &[Arg::Texts(Some(webhooks))],
     );
-    spi.write(
-        "update outbox.webhooks
-            set enabled = false, disabled_at = clock_timestamp(),
-                disabled_reason = 'every attempt has failed since ' || to_char(failing_since, 'YYYY-MM-DD HH24:MI:SS OF')
-          where id = any (array(
-                select id from outbox.webhooks
-                 where id = any ($1) and enabled and failing_since < clock_timestamp() - $2 * interval '1 millisecond'
-                   for no key update skip locked))
-         returning id",
-        &[
-            Arg::Texts(Some(webhooks)),
-            Arg::I64(i64::try_from(patience.as_millis()).ok()),
-        ],
-    )
-    .map(|row| row.text(0).unwrap_or_default())
+    let given_up = spi
+        .write(
+            "select id from outbox.webhooks
+              where id = any ($1) and enabled and failing_since < clock_timestamp() - $2 * interval '1 millisecond'
+                for no key update skip locked",
+            &[
+                Arg::Texts(Some(webhooks)),
+                Arg::I64(i64::try_from(patience.as_millis()).ok()),
+            ],
+        )
+        .map(|row| row.text(0).unwrap_or_default());
+    // An update of none would have dispatchers look at everything again all the same.
+    if !given_up.is_empty() {
+        spi.write(
+            "update outbox.webhooks
+                set enabled = false, disabled_at = clock_timestamp(),
+                    disabled_reason = 'every attempt has failed since ' || to_char(failing_since, 'YYYY-MM-DD HH24:MI:SS OF')
+              where id = any ($1)",
+            &[Arg::Texts(Some(&given_up))],
+        );
+    }
+    given_up
 }
 
 /// These endpoints have said that they want no more. Returns those whose rows somebody else holds.

@@ -146,7 +146,8 @@ impl Webhooks {
         match done {
             Ok(Some(Some(turn))) => {
                 self.retry = Instant::now() + PAUSE;
-                self.records.settle(turn.written);
+                // What was held was not queued.
+                self.look |= self.records.settle(turn.written);
                 for id in turn.vanished {
                     self.pool.finished(id, true, None, None);
                 }
@@ -184,7 +185,7 @@ impl Webhooks {
             self.pool.forget(webhook);
         }
         if std::mem::take(&mut self.look) {
-            self.look_at_all(spi);
+            self.look_at_all(spi, &written.held);
         }
         for fan_out in self.fan_outs.values_mut() {
             let due = Time(now().0);
@@ -195,7 +196,7 @@ impl Webhooks {
         self.tidying.step(spi);
         let wanting = self.pool.wanting();
         if !wanting.is_empty() {
-            self.fill(spi, Some(&wanting));
+            self.fill(spi, Some(&wanting), &written.held);
         }
         let started = self.pool.start(now());
         if started.is_empty() {
@@ -213,7 +214,7 @@ impl Webhooks {
         })
     }
 
-    fn look_at_all(&mut self, spi: &Spi) {
+    fn look_at_all(&mut self, spi: &Spi, held: &[i64]) {
         let streams = webhooks::streams(spi);
         self.tidying.look(spi, !streams.is_empty());
         self.fan_outs.retain(|name, _| streams.contains(name));
@@ -223,11 +224,11 @@ impl Webhooks {
                 .or_insert_with(|| FanOut::new(name));
         }
         self.pool.clear();
-        self.fill(spi, None);
+        self.fill(spi, None, held);
     }
 
-    /// Reads which deliveries of endpoints come next.
-    fn fill(&mut self, spi: &Spi, endpoints: Option<&[String]>) {
+    /// Reads which deliveries of endpoints come next, but for those of which the table does not say yet what came of them.
+    fn fill(&mut self, spi: &Spi, endpoints: Option<&[String]>, held: &[i64]) {
         if let Some(endpoints) = endpoints {
             endpoints.iter().for_each(|name| self.pool.forget(name));
         }
@@ -235,7 +236,7 @@ impl Webhooks {
             let deliveries = pending
                 .deliveries
                 .iter()
-                .filter(|(_, id)| !self.records.knows(*id))
+                .filter(|(_, id)| !held.contains(id))
                 .map(|&(due, id)| (Time(due.unsigned_abs() / 1000), id))
                 .collect::<Vec<_>>();
             let more = pending.deliveries.len() == QUEUE;

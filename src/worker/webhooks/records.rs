@@ -27,7 +27,8 @@ pub(super) struct Records {
 /// What a transaction has come to; it counts once that has committed.
 #[derive(Default)]
 pub(super) struct Written {
-    deliveries: Vec<i64>,
+    /// What came of these is known, although the table does not say so yet.
+    pub(super) held: Vec<i64>,
     well: Vec<String>,
     gone: Vec<String>,
     /// Endpoints that are disabled from now on.
@@ -48,17 +49,11 @@ impl Records {
         !(self.held.is_empty() && self.held_well.is_empty() && self.held_gone.is_empty())
     }
 
-    /// Whether it is known what came of a delivery, although the table does not say.
-    pub(super) fn knows(&self, delivery: i64) -> bool {
-        let mut all = self.new.iter().chain(&self.held);
-        all.any(|record| record.id == delivery)
-    }
-
     pub(super) fn write(&self, spi: &Spi) -> Written {
         let mut written = Written::default();
         let all: Vec<Record> = self.held.iter().chain(&self.new).cloned().collect();
         if !all.is_empty() {
-            written.deliveries = webhooks::record(spi, &all);
+            written.held = webhooks::record(spi, &all);
         }
         let named = |held: &BTreeSet<String>, which: &dyn Fn(&Record) -> bool| {
             let new = self.new.iter().filter(|record| which(record));
@@ -85,16 +80,21 @@ impl Records {
         written
     }
 
-    /// The transaction has committed.
-    pub(super) fn settle(&mut self, written: Written) {
+    /// The transaction has committed. True if something was written that had been held.
+    pub(super) fn settle(&mut self, written: Written) -> bool {
+        let was_held = self
+            .held
+            .iter()
+            .any(|record| !written.held.contains(&record.id));
         let all = std::mem::take(&mut self.held)
             .into_iter()
             .chain(std::mem::take(&mut self.new));
         self.held = all
-            .filter(|record| written.deliveries.contains(&record.id))
+            .filter(|record| written.held.contains(&record.id))
             .collect();
         self.held_well = written.well.into_iter().collect();
         self.held_gone = written.gone.into_iter().collect();
+        was_held
     }
 }
 
