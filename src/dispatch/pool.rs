@@ -116,15 +116,21 @@ impl Pool {
         endpoint.more = more;
     }
 
-    /// A delivery that was just written.
+    /// A delivery that was just written, or is to be tried again. Of what the table has, the queue is what is due first.
     pub fn offer(&mut self, name: &str, id: i64, due: Time) {
         let endpoint = self.endpoints.entry(name.to_owned()).or_default();
-        if endpoint.more || endpoint.queue.len() >= QUEUE {
+        let is_first = |(last, _): &(Time, i64)| due < *last;
+        let full = endpoint.more || endpoint.queue.len() >= QUEUE;
+        if full && !endpoint.queue.back().is_some_and(is_first) {
             endpoint.more = true;
             return;
         }
         let place = endpoint.queue.partition_point(|(other, _)| *other <= due);
         endpoint.queue.insert(place, (due, id));
+        if endpoint.queue.len() > QUEUE {
+            endpoint.queue.pop_back();
+            endpoint.more = true;
+        }
     }
 
     /// Endpoints of which nothing is kept in mind although the table has more.
@@ -365,6 +371,33 @@ mod tests {
         pool.fill("a", &[(Time(0), 31), (Time(0), 32)], false, false);
         assert_eq!(pool.start(Time(0)), [32]);
         assert!(pool.wanting().is_empty());
+    }
+
+    #[test]
+    fn what_is_new_does_not_wait_behind_what_is_to_be_tried_again_later() {
+        let mut pool = Pool::new(LIMITS);
+        let later = (0..32).map(|id| (Time(9_000), id)).collect::<Vec<_>>();
+        for more in [false, true] {
+            pool.fill("a", &later, more, false);
+            pool.offer("a", 100, Time(10));
+            pool.offer("a", 101, Time(10));
+            pool.offer("a", 102, Time(9_001));
+            assert_eq!(pool.due(Time(0)), Some(Time(10)));
+            let mut started = pool.start(Time(10));
+            pool.finished(started[0], true, None, None);
+            started.extend(pool.start(Time(10)));
+            assert_eq!(started, [100, 101]);
+            pool.finished(101, true, None, None);
+            assert_eq!(pool.due(Time(10)), Some(Time(9_000)));
+            // What fell out of the queue is read again once it is empty.
+            while let Some(&id) = pool.start(Time(9_000)).first() {
+                pool.ids_under_way()
+                    .into_iter()
+                    .chain([id])
+                    .for_each(|id| pool.finished(id, true, None, None));
+            }
+            assert_eq!(pool.wanting(), ["a"]);
+        }
     }
 
     #[test]

@@ -34,6 +34,42 @@ fn each_tenants_endpoints_get_its_events_of_their_topics_from_then_on() {
 }
 
 #[test]
+fn a_stream_of_its_own_has_webhooks_of_its_own() {
+    let (_cluster, mut db) = started();
+    let (billing, events) = (Receiver::start(), Receiver::start());
+    db.run("select outbox.create_stream('billing')");
+    let id = webhook(&mut db, "acme", &billing, ", stream => 'billing'");
+    webhook(&mut db, "acme", &events, "");
+    emit(&mut db, "acme", "a", 1..=2);
+    db.run("select outbox.emit('invoice.sent', tenant => 'acme', id => 'n3', stream => 'billing')");
+    until_states(&mut db, &["delivered 3"]);
+    assert_eq!(sent(&billing), ids([3]));
+    assert_eq!(sent(&events), ids([1, 2]));
+    let rows: Vec<String> =
+        db.all("select concat_ws(' ', sink, stream) from outbox.status order by sink");
+    assert_eq!(
+        rows,
+        [
+            "webhooks:*",
+            "webhooks:billing billing",
+            "webhooks:outbox outbox"
+        ]
+    );
+    assert_eq!(
+        db.refused("select outbox.drop_stream('billing')").sqlstate,
+        "2BP01"
+    );
+    db.run(&format!("select outbox.delete_webhook('{id}')"));
+    db.run("select outbox.drop_stream('billing')");
+    until("its cursor to go", || {
+        let rows: Vec<String> = db.all("select name from outbox.cursors");
+        (rows == ["webhooks:outbox"]).then_some(())
+    });
+    emit(&mut db, "acme", "a", 4..=4);
+    events.wait_for_requests(3);
+}
+
+#[test]
 fn a_request_is_a_signed_cloudevent() {
     let (_cluster, mut db) = started();
     let receiver = Receiver::start();

@@ -78,6 +78,24 @@ fn retry_after_is_honoured() {
     assert!(waited);
 }
 
+/// However many wait to be tried again, and however long.
+#[test]
+fn what_is_new_goes_out_at_once_when_the_endpoint_is_back() {
+    let cluster = builder().setting("outbox.webhook_waits", "3600").start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    receiver.reply_always(Reply::status(503));
+    webhook(&mut db, "acme", &receiver, "");
+    emit(&mut db, "acme", "a", 1..=50);
+    until("all to have failed once", || {
+        db.one::<bool>("select count(*) = 50 from outbox.webhook_deliveries where attempts = 1")
+            .then_some(())
+    });
+    receiver.reply_always(Reply::ok());
+    emit(&mut db, "acme", "a", 51..=53);
+    until_states(&mut db, &["delivered 3", "pending 50"]);
+}
+
 #[test]
 fn an_endpoint_that_wants_no_more_is_disabled() {
     let (_cluster, mut db) = started();
