@@ -3,8 +3,8 @@
 //!
 //! Pure, like the engine. An endpoint begins with one delivery at a time, gets more with each success, and falls back to one when it
 //! fails. Deliveries count as *fresh* until they have taken [`Limits::slow_after`], then as *slow*: endpoints that have just failed share
-//! the slow places, all others the fresh ones. So what hangs gives its fresh place back after a moment, and what is known to fail does
-//! not take one.
+//! the slow places, all others the fresh ones. So what hangs gives its fresh place back after a moment, as long as there is a slow one
+//! for it, and what is known to fail does not take one.
 //!
 //! The queue of an endpoint holds a few deliveries; `more` says that the table has others.
 
@@ -193,7 +193,7 @@ impl Pool {
         }
     }
 
-    /// How many places are taken, fresh and slow.
+    /// How many places are taken, fresh and slow. What is slow and finds no slow place keeps its fresh one: so the places are all there are.
     fn counted(&self, now: Time) -> (usize, usize) {
         let is_slow = |flight: &&Flight| {
             let failing = self
@@ -203,6 +203,7 @@ impl Pool {
             failing || flight.since.after(self.limits.slow_after) <= now
         };
         let slow = self.flights.values().filter(is_slow).count();
+        let slow = slow.min(self.limits.slow.max(1));
         (self.flights.len() - slow, slow)
     }
 
@@ -248,6 +249,9 @@ impl Pool {
             if fresh < self.limits.fresh.max(1) {
                 return Some(due);
             }
+            if slow >= self.limits.slow.max(1) {
+                return None;
+            }
             // A place is free again when something has become slow.
             let flights = self.flights.values().map(|flight| flight.since);
             let slow = flights.map(|since| since.after(self.limits.slow_after));
@@ -276,146 +280,4 @@ pub fn webhook_wait(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIMITS: Limits = Limits {
-        fresh: 4,
-        slow: 2,
-        each: 3,
-        slow_after: Duration::from_millis(100),
-    };
-
-    fn pool(endpoints: &[(&str, i64)]) -> Pool {
-        let mut pool = Pool::new(LIMITS);
-        for (at, (name, count)) in endpoints.iter().enumerate() {
-            let base = i64::try_from(at).unwrap() * 100;
-            for id in base..base + count {
-                pool.offer(name, id, Time(0));
-            }
-        }
-        pool
-    }
-
-    #[test]
-    fn an_endpoint_begins_with_one_and_grows_with_success() {
-        let mut pool = pool(&[("a", 9)]);
-        assert_eq!(pool.start(Time(0)), [0]);
-        pool.finished(0, true, None, None);
-        assert_eq!(pool.start(Time(0)), [1, 2]);
-        pool.finished(1, true, None, None);
-        assert_eq!(pool.start(Time(0)), [3, 4]);
-        for id in 2..=4 {
-            pool.finished(id, true, None, None);
-        }
-        assert_eq!(pool.start(Time(0)).len(), 3);
-        pool.finished(5, false, Some(Time(50)), None);
-        assert!(pool.start(Time(0)).is_empty());
-    }
-
-    #[test]
-    fn what_hangs_gives_its_place_back_and_what_failed_has_others() {
-        let mut pool = pool(&[("a", 9), ("b", 9), ("c", 9), ("d", 9), ("e", 9), ("f", 9)]);
-        assert_eq!(pool.start(Time(0)), [0, 100, 200, 300]);
-        assert!(pool.start(Time(50)).is_empty());
-        assert_eq!(pool.due(Time(50)), Some(Time(100)));
-        assert_eq!(pool.start(Time(100)), [400, 500]);
-        // Those that hang are told apart once they have failed: they share two places.
-        for id in [0, 100, 200, 300] {
-            pool.finished(id, false, Some(Time(9_000)), None);
-        }
-        assert_eq!(pool.start(Time(110)), [1, 101]);
-        pool.finished(400, true, None, None);
-        assert_eq!(pool.start(Time(120)), [401, 402]);
-    }
-
-    #[test]
-    fn turns_are_taken() {
-        let mut pool = pool(&[("a", 9), ("b", 9), ("c", 9), ("d", 9), ("e", 9)]);
-        assert_eq!(pool.start(Time(0)), [0, 100, 200, 300]);
-        pool.finished(0, true, None, None);
-        assert_eq!(pool.start(Time(0)), [400]);
-    }
-
-    #[test]
-    fn nothing_starts_before_it_is_due_or_while_its_endpoint_wants_a_pause() {
-        let mut pool = Pool::new(LIMITS);
-        pool.offer("a", 2, Time(20));
-        pool.offer("a", 1, Time(10));
-        assert_eq!(pool.due(Time(0)), Some(Time(10)));
-        assert!(pool.start(Time(9)).is_empty());
-        assert_eq!(pool.start(Time(10)), [1]);
-        pool.finished(1, false, Some(Time(500)), Some(Time(300)));
-        assert_eq!(pool.due(Time(10)), Some(Time(300)));
-        // It is still known when the table is looked at again.
-        pool.clear();
-        pool.fill("a", &[(Time(20), 2), (Time(500), 1)], false, false);
-        assert!(pool.start(Time(299)).is_empty());
-        assert_eq!(pool.start(Time(300)), [2]);
-    }
-
-    #[test]
-    fn a_queue_is_short_and_knows_of_more() {
-        let mut pool = Pool::new(LIMITS);
-        for id in 0..100 {
-            pool.offer("a", id, Time(0));
-        }
-        assert!(pool.wanting().is_empty());
-        for id in 0..31 {
-            assert!(pool.start(Time(0)).contains(&id) || pool.is_under_way(id));
-            pool.finished(id, true, None, None);
-        }
-        assert!(pool.is_under_way(31));
-        assert_eq!(pool.wanting(), ["a"]);
-        // What is under way is not taken up again.
-        pool.fill("a", &[(Time(0), 31), (Time(0), 32)], false, false);
-        assert_eq!(pool.start(Time(0)), [32]);
-        assert!(pool.wanting().is_empty());
-    }
-
-    #[test]
-    fn what_is_new_does_not_wait_behind_what_is_to_be_tried_again_later() {
-        let mut pool = Pool::new(LIMITS);
-        let later = (0..32).map(|id| (Time(9_000), id)).collect::<Vec<_>>();
-        for more in [false, true] {
-            pool.fill("a", &later, more, false);
-            pool.offer("a", 100, Time(10));
-            pool.offer("a", 101, Time(10));
-            pool.offer("a", 102, Time(9_001));
-            assert_eq!(pool.due(Time(0)), Some(Time(10)));
-            let mut started = pool.start(Time(10));
-            pool.finished(started[0], true, None, None);
-            started.extend(pool.start(Time(10)));
-            assert_eq!(started, [100, 101]);
-            pool.finished(101, true, None, None);
-            assert_eq!(pool.due(Time(10)), Some(Time(9_000)));
-            // What fell out of the queue is read again once it is empty.
-            while let Some(&id) = pool.start(Time(9_000)).first() {
-                pool.ids_under_way()
-                    .into_iter()
-                    .chain([id])
-                    .for_each(|id| pool.finished(id, true, None, None));
-            }
-            assert_eq!(pool.wanting(), ["a"]);
-        }
-    }
-
-    #[test]
-    fn waits_follow_the_schedule() {
-        let waits = [60, 300, 1800].map(Duration::from_secs);
-        let wait = |attempts, chance| webhook_wait(&waits, attempts, None, chance);
-        assert_eq!(wait(1, 0.5), Duration::from_secs(60));
-        assert_eq!(wait(2, 0.0), Duration::from_secs(270));
-        assert_eq!(wait(2, 1.0), Duration::from_secs(330));
-        assert_eq!(wait(9, 0.5), Duration::from_secs(1800));
-        let asked = Some(Duration::from_secs(100));
-        assert_eq!(
-            webhook_wait(&waits, 1, asked, 0.5),
-            Duration::from_secs(100)
-        );
-        assert_eq!(
-            webhook_wait(&waits, 2, asked, 0.5),
-            Duration::from_secs(300)
-        );
-    }
-}
+mod tests;

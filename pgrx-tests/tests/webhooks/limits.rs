@@ -37,8 +37,10 @@ fn attempts_are_bounded_per_endpoint_and_in_all() {
         .start();
     let mut db = cluster.connect();
     let all = Arc::new(Crowd::default());
-    let endpoints: Vec<(Receiver, Arc<Crowd>)> = (0..5)
-        .map(|_| {
+    // Some are so slow that they give their places to others, as long as there are any.
+    let endpoints: Vec<(Receiver, Arc<Crowd>)> = [700, 700, 700, 20, 20]
+        .into_iter()
+        .map(|pause| {
             let (receiver, all, own) = (
                 Receiver::start(),
                 Arc::clone(&all),
@@ -48,7 +50,7 @@ fn attempts_are_bounded_per_endpoint_and_in_all() {
             receiver.reply_with(move |_| {
                 all.during(|| {
                     crowd.during(|| {
-                        std::thread::sleep(Duration::from_millis(20));
+                        std::thread::sleep(Duration::from_millis(pause));
                         Reply::ok()
                     })
                 })
@@ -59,10 +61,10 @@ fn attempts_are_bounded_per_endpoint_and_in_all() {
     for (receiver, _) in &endpoints {
         webhook(&mut db, "acme", receiver, "");
     }
-    emit(&mut db, "acme", "a", 1..=20);
-    until_states(&mut db, &["delivered 100"]);
+    emit(&mut db, "acme", "a", 1..=8);
+    until_states(&mut db, &["delivered 40"]);
     for (receiver, crowd) in &endpoints {
-        assert_eq!(receiver.requests().len(), 20);
+        assert_eq!(receiver.requests().len(), 8);
         assert!(crowd.most() <= 2, "{}", crowd.most());
     }
     assert!(all.most() <= 6, "{}", all.most());
