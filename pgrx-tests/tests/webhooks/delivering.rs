@@ -69,6 +69,40 @@ fn a_stream_of_its_own_has_webhooks_of_its_own() {
     events.wait_for_requests(3);
 }
 
+/// What one tenant writes must not keep the others from getting theirs.
+#[test]
+fn odd_events_stop_nobody() {
+    let (_cluster, mut db) = started();
+    let (odd, other) = (Receiver::start(), Receiver::start());
+    webhook(&mut db, "acme", &odd, "");
+    webhook(&mut db, "globex", &other, "");
+    db.run(
+        "insert into outbox.events (tenant, topic, id, time, payload, headers, subject) values
+            ('acme', 'a', 'n1', 'infinity', null, null, null),
+            ('acme', 'a', 'n2', '-infinity', '1e400', null, ''),
+            ('acme', 'a', 'n3', '290000-01-01', '\"x\"', '{\"id\": \"mine\", \"A b\": {\"c\": null}}', E'\\t\\n'),
+            ('acme', E'tøpic ☃\\n', 'n4', now(), to_jsonb(repeat('☃', 400000)), '[1, 2]', repeat('s', 9000)),
+            ('acme', 'a', E'n5\\r\\nx-evil: 1', now(), '{}', null, null),
+            ('acme', 'a', 'n6☃', now(), '{}', null, null),
+            ('acme', 'a', '', now(), '{}', null, null),
+            ('acme', 'a', null, now(), '{}', null, null)",
+    );
+    emit(&mut db, "globex", "a", 10..=12);
+    until_states(&mut db, &["delivered 11"]);
+    assert_eq!(sent(&other), ids(10..=12));
+    let names: Vec<String> = sent(&odd);
+    assert_eq!(names.len(), 8);
+    // As in requests of sinks: percent-encoded.
+    for name in ["n4", "n5%0D%0Ax-evil:%201", "n6%E2%98%83", ""] {
+        assert!(names.iter().any(|sent| sent == name), "{name}: {names:?}");
+    }
+    for request in odd.requests() {
+        assert!(request.header("x-evil").is_none());
+        let event: Value = serde_json::from_slice(&request.body).expect("JSON");
+        assert_eq!(event["specversion"], "1.0");
+    }
+}
+
 #[test]
 fn a_request_is_a_signed_cloudevent() {
     let (_cluster, mut db) = started();

@@ -79,18 +79,30 @@ fn are_records(events: &[Arc<Event>]) -> bool {
 /// engine may send the first event again in other company, and a receiver that took the key for one it knows would skip the
 /// others. Ids that no header can hold are percent-encoded, very long ones are replaced by their digest.
 fn delivery_id(events: &[Arc<Event>]) -> HeaderValue {
-    const LONGEST: usize = 200;
-    let first = events.first().map_or("", |event| event.id.as_str());
-    let mut id = if first.len() <= LONGEST {
-        visible(first)
-    } else {
-        digest([first], 64)
-    };
+    let mut id = sayable(events.first().map_or("", |event| event.id.as_str()));
     if events.len() > 1 {
         id.push('~');
         id.push_str(&digest(events.iter().map(|event| event.id.as_str()), 16));
     }
-    HeaderValue::from_str(&id).expect("percent-encoding leaves visible ASCII")
+    in_header(&id)
+}
+
+/// What a request with the event of that id is known by.
+pub(super) fn id_of_one(id: &str) -> HeaderValue {
+    in_header(&sayable(id))
+}
+
+fn sayable(id: &str) -> String {
+    const LONGEST: usize = 200;
+    if id.len() <= LONGEST {
+        visible(id)
+    } else {
+        digest([id], 64)
+    }
+}
+
+fn in_header(id: &str) -> HeaderValue {
+    HeaderValue::from_str(id).expect("percent-encoding leaves visible ASCII")
 }
 
 /// So many hex digits of a digest over `ids`, each with its length so that no two lists run together.

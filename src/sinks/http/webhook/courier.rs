@@ -15,7 +15,7 @@ use super::target::{self, Rules};
 use crate::sinks::Secrets;
 use crate::sinks::http::config::{Scheme, Signing};
 use crate::sinks::http::signing::Keys;
-use crate::sinks::http::{answer, transport};
+use crate::sinks::http::{answer, request, transport};
 use crate::sinks::tls;
 
 const AGENT: &str = concat!("pg_outbox/", env!("CARGO_PKG_VERSION"));
@@ -27,7 +27,7 @@ const LONGEST_CONNECT: Duration = Duration::from_secs(5);
 /// What is to be sent where.
 pub(crate) struct Attempt {
     pub(crate) url: String,
-    /// The `webhook-id`: the same at each attempt.
+    /// What the `webhook-id` is made of: the same at each attempt.
     pub(crate) id: String,
     pub(crate) body: String,
     pub(crate) secrets: Secrets,
@@ -136,7 +136,7 @@ impl Courier {
         };
         let keys = Keys::new(Some(&signing), &attempt.secrets)?;
         let mut headers = HeaderMap::new();
-        let id = HeaderValue::from_str(&attempt.id).map_err(|error| error.to_string())?;
+        let id = request::id_of_one(&attempt.id);
         keys.sign(&id, attempt.body.as_bytes(), &mut headers).await;
         headers.insert(CONTENT_TYPE, CONTENT);
         headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
