@@ -155,11 +155,17 @@ comment on function outbox.seal_audit(int) is
 create function outbox.verify_audit(noted text default null, out intact boolean, out records bigint, out problem text, out seq bigint, out id text, out head text)
     language plpgsql stable security definer set search_path = pg_catalog, outbox, pg_temp as $$
 declare
-    noted_n bigint := split_part(noted, ':', 1)::bigint;
-    noted_hash bytea := decode(split_part(noted, ':', 2), 'hex');
+    noted_n bigint;
+    noted_hash bytea;
     before outbox.audit_chain;
     link record;
 begin
+    if noted !~ '^[0-9]{1,18}:([0-9a-f]{2})+$' then
+        raise exception 'that is no head of the chain' using errcode = '22023', detail = 'A head is <number>:<hash in hexadecimal digits>.',
+            hint = 'Hand in what verify_audit gave as head, or leave it out.';
+    end if;
+    noted_n := split_part(noted, ':', 1)::bigint;
+    noted_hash := decode(split_part(noted, ':', 2), 'hex');
     intact := false;
     records := 0;
     select * into before from outbox.audit_chain c where c.seq is null order by c.n desc limit 1;

@@ -31,6 +31,16 @@ end;
 comment on function outbox.holders() is
     'the dispatcher of this database, what keeps everything in it from being delivered, and the oldest transaction that may still bring events';
 
+-- What a database without a dispatcher waits for.
+create function outbox.no_dispatcher() returns text
+    language sql stable set search_path = pg_catalog, outbox, pg_temp
+    return case
+        when not coalesce(current_setting('outbox.enabled', true), 'on')::boolean then 'outbox.enabled, which is off'
+        when trim(coalesce(current_setting('outbox.databases', true), '')) <> ''
+             and current_database() not in (select trim(d) from string_to_table(current_setting('outbox.databases'), ',') d)
+            then 'a place in outbox.databases, which does not name this database'
+        else 'a dispatcher: outbox.start, or shared_preload_libraries' end;
+
 -- One row per sink. The counts look at no more than a thousand events each, whatever the stream holds; beyond that the distance in
 -- numbers stands for the count.
 create function outbox.sink_status() returns table (
@@ -101,7 +111,7 @@ begin
             when s.kind = 'pull' and undelivered.events > 0 then
                 case when s.pid is null then 'a consumer' else 'outbox.ack by the session with pid ' || s.pid end
             when s.kind <> 'pull' and s.pid is null and holders.dispatcher is null and (undelivered.events > 0 or state <> 'stopped') then
-                'a dispatcher: outbox.start, or shared_preload_libraries'
+                outbox.no_dispatcher()
             when state = 'retrying' and s.parked > 0 then format('the destination, to take %s parked events%s', s.parked, again)
             when state in ('retrying', 'down') then 'the destination' || again
             when state = 'error' then 'outbox.alter_sink' || replace(again, ', until', ', or until')

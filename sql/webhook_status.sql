@@ -42,7 +42,7 @@ begin
         state := case when lease_pid is null then 'stopped' when lag_events = 0 then 'idle' else 'flowing' end;
         waiting_for := case
             when holders.standstill is not null then holders.standstill
-            when lease_pid is null and lag_events > 0 then 'a dispatcher: outbox.start, or shared_preload_libraries'
+            when lease_pid is null and lag_events > 0 then outbox.no_dispatcher()
             when lag_events > 0 then 'the dispatcher'
             else holders.unfinished end;
         return next;
@@ -84,7 +84,7 @@ begin
     waiting_for := case
         when holders.standstill is not null then holders.standstill
         when lag_events = 0 then null
-        when lease_pid is null then 'a dispatcher: outbox.start, or shared_preload_libraries'
+        when lease_pid is null then outbox.no_dispatcher()
         when waiting.pending = 0 then 'the removal of deleted webhooks'
         when waiting.wanted = 0 then format('outbox.enable_webhook or delete_webhook; endpoints that are disabled: %s', waiting.disabled)
         when waiting.failing > 0 then

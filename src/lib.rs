@@ -89,6 +89,7 @@ extension_sql_file!(
 /// Called when the library is loaded: into the postmaster if it is preloaded, else into each session that uses it.
 #[pg_guard]
 pub extern "C-unwind" fn _PG_init() {
+    pg::error::keep_backtraces_back();
     settings::define();
     pg::statement::watch_log();
     if pg::background::is_preloading() {

@@ -9,6 +9,7 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 
 use crate::dispatch::Policy;
 use crate::pg::encoding;
+use crate::pg::guc::{self, Form};
 use crate::sinks::Defaults;
 
 static ENABLED: GucSetting<bool> = GucSetting::<bool>::new(true);
@@ -26,6 +27,27 @@ static TOPIC_PREFIX: GucSetting<Option<CString>> =
 static NOTIFY: GucSetting<bool> = GucSetting::<bool>::new(true);
 static TENANT: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static HEADERS: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+
+/// What topics may begin with: a pattern must be able to match it.
+struct TopicPrefix;
+
+impl Form for TopicPrefix {
+    fn fits(text: &str) -> bool {
+        let is_plain = |c: char| !c.is_whitespace() && !c.is_control() && !matches!(c, '*' | '>');
+        text.split('.')
+            .all(|segment| !segment.is_empty() && segment.chars().all(is_plain))
+    }
+}
+
+/// Nothing, or a JSON object: an event must not fail for it later.
+struct Headers;
+
+impl Form for Headers {
+    fn fits(text: &str) -> bool {
+        let object = || serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text);
+        text.is_empty() || (!text.contains("\\u0000") && object().is_ok())
+    }
+}
 
 /// Defines them; called when the library is loaded.
 pub(crate) fn define() {
@@ -128,13 +150,12 @@ pub(crate) fn define() {
         ms,
     );
     webhooks::define();
-    GucRegistry::define_string_guc(
+    guc::define::<TopicPrefix>(
         c"outbox.topic_prefix",
         c"The first segment of topics that are made up from a table's name.",
-        c"",
+        c"Segments of letters, digits and other visible characters but * and >, separated by dots.",
         &TOPIC_PREFIX,
         GucContext::Sighup,
-        plain,
     );
     GucRegistry::define_bool_guc(
         c"outbox.notify",
@@ -152,13 +173,12 @@ pub(crate) fn define() {
         GucContext::Userset,
         plain,
     );
-    GucRegistry::define_string_guc(
+    guc::define::<Headers>(
         c"outbox.headers",
         c"The headers, a JSON object, of events that do not name any.",
         c"",
         &HEADERS,
         GucContext::Userset,
-        plain,
     );
 }
 

@@ -268,6 +268,11 @@ fn the_chain_finds_what_was_done_to_it() {
     assert_eq!(seal(&mut db), 0);
     let head: String = db.one("select head from outbox.verify_audit()");
     assert_eq!(verify(&mut db), (true, 10, None, None));
+    for no_head in ["", "10", "10:", "10:9c56…", "x:ab", "10:abc"] {
+        let refused = db.refused(&format!("select * from outbox.verify_audit('{no_head}')"));
+        assert_eq!(refused.sqlstate, "22023", "{no_head}");
+        assert!(refused.hint.is_some_and(|hint| hint.contains("head")));
+    }
 
     for (what, undo, problem, id) in [
         (

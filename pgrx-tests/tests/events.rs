@@ -148,13 +148,10 @@ fn a_session_states_tenant_and_headers_once() {
         ]
     );
 
-    // What is no JSON is told at the write, and the write fails.
-    db.run("set outbox.headers = 'garbage'");
-    for statement in [
-        "select outbox.emit('a')",
-        "insert into outbox.events (topic) values ('a')",
-    ] {
-        assert_eq!(db.refused(statement).sqlstate, "22P02", "{statement}");
+    // What could not be written is refused at once.
+    for headers in ["garbage", "[1]", "1", r#"{"a": "\u0000"}"#] {
+        let refused = db.refused(&format!("set outbox.headers = '{headers}'"));
+        assert_eq!(refused.sqlstate, "22023", "{headers}");
     }
 }
 

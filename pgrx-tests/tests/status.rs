@@ -102,6 +102,14 @@ fn a_sink_goes_through_its_states() {
     let stopped = status(&mut db, "a");
     assert!(["retrying", "down"].contains(&stopped.state.as_str()));
     until_waits_for(&mut db, "a", "a dispatcher: outbox.start");
+    cluster.set("outbox.databases", "another, third");
+    until_waits_for(
+        &mut db,
+        "a",
+        "a place in outbox.databases, which does not name this database",
+    );
+    cluster.set("outbox.enabled", "off");
+    until_waits_for(&mut db, "a", "outbox.enabled, which is off");
 }
 
 #[test]

@@ -71,6 +71,11 @@ fn emit(call: pg_sys::FunctionCallInfo) -> Text {
             .hint("For example: select outbox.emit('order.placed', '{\"total\": 12}')")
             .raise();
     }
+    if args.text_size(argument::ID) == Some(0) {
+        Complaint::bad_argument("the event's id is empty")
+            .hint("Leave it out, or give null, and one is made up.")
+            .raise();
+    }
     let stream = args
         .text(argument::STREAM)
         .unwrap_or_else(|| "outbox".to_owned());

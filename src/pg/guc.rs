@@ -10,14 +10,15 @@ pub(crate) trait Form {
     fn fits(text: &str) -> bool;
 }
 
-/// Defines a setting of that form for the configuration file.
+/// Defines a setting of that form.
 pub(crate) fn define<F: Form>(
     name: &'static CStr,
     about: &'static CStr,
     more: &'static CStr,
     setting: &'static GucSetting<Option<CString>>,
+    context: GucContext,
 ) {
-    let (context, flags) = (GucContext::Sighup, GucFlags::default());
+    let flags = GucFlags::default();
     let check: pg_sys::GucStringCheckHook = Some(check::<F>);
     // SAFETY: the hook keeps to what is said of such hooks: it changes nothing and raises nothing.
     unsafe {
@@ -38,5 +39,6 @@ unsafe extern "C-unwind" fn check<F: Form>(
         let text = *value;
         (!text.is_null()).then(|| CStr::from_ptr(text))
     };
-    text.is_none_or(|text| text.to_str().is_ok_and(F::fits))
+    // The database may have another encoding; no form is one of letters that would be lost here.
+    text.is_none_or(|text| F::fits(&text.to_string_lossy()))
 }

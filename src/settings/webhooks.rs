@@ -85,6 +85,7 @@ pub(super) fn define() {
         c"Ports that webhooks of tenants may use, separated by commas.",
         c"Empty means any.",
         &PORTS,
+        GucContext::Sighup,
     );
     GucRegistry::define_int_guc(
         c"outbox.webhook_timeout",
@@ -121,6 +122,7 @@ pub(super) fn define() {
         c"Seconds to wait after each failed attempt at a webhook, separated by commas; the last stands for all further ones.",
         c"",
         &WAITS,
+        GucContext::Sighup,
     );
     GucRegistry::define_int_guc(
         c"outbox.webhook_attempts",

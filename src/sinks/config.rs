@@ -83,6 +83,14 @@ impl Config {
         }
     }
 
+    /// The name of a secret whose values go to where the config says, or let the sink do there what they allow. A signature does neither.
+    pub(crate) fn handed_secret(&self) -> Option<&str> {
+        match self {
+            Config::Http(_) => None,
+            _ => self.secret(),
+        }
+    }
+
     /// The key that names a file of the server's, if there is one.
     pub(crate) fn file(&self) -> Option<&'static str> {
         match self {

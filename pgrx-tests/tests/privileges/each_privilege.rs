@@ -350,6 +350,37 @@ fn who_keeps_secrets_sets_them_and_reads_none() {
     assert_eq!(db.one::<i64>("select count(*) from outbox.secrets"), 0);
 }
 
+/// A destination is told what it is logged in with, so who may name both could read any secret.
+#[test]
+fn a_secret_to_log_in_with_takes_the_privilege_to_set_it() {
+    let (cluster, mut db) = with_roles(&["ops", "keeper"]);
+    db.run(
+        "select outbox.grant('ops', 'operate'); select outbox.grant('keeper', 'operate'); select outbox.grant('keeper', 'secrets');
+         select outbox.set_secret('s', array['postgresql://u:p@127.0.0.1:1/x'])",
+    );
+    let nats = r#"'{"url": "nats://127.0.0.1:1", "auth": "token", "secret": "s"}'"#;
+    let kafka = r#"'{"brokers": "127.0.0.1:1", "secret": "s", "properties": {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "u"}}'"#;
+    let postgres = r#"'{"secret": "s", "statement": "select $1"}'"#;
+    let mut ops = cluster.connect_as("ops");
+    let mut keeper = cluster.connect_as("keeper");
+    for (kind, config) in [("nats", nats), ("kafka", kafka), ("postgres", postgres)] {
+        let made = format!(
+            "select outbox.create_sink('{kind}', '{kind}', config => {config}, enabled => false)"
+        );
+        denied(&mut ops, &[&made]);
+        keeper.run(&made);
+        denied(
+            &mut ops,
+            &[&format!(
+                "select outbox.alter_sink('{kind}', config => {config})"
+            )],
+        );
+    }
+    // What only signs with it goes nowhere with it.
+    ops.run(r#"select outbox.create_sink('http', 'http', config => '{"url": "http://127.0.0.1:1/", "secret": "s"}', enabled => false)"#);
+    ops.run("select outbox.alter_sink('nats', batch_size => 10)");
+}
+
 #[test]
 fn what_a_session_has_kept_gives_its_next_role_nothing() {
     let (_cluster, mut db) = with_roles(&["app", "half", "nobody"]);

@@ -126,6 +126,28 @@ pub(super) fn may_use_files(config: &Config, caller: pg_sys::Oid) -> Result<(), 
     }
 }
 
+/// Who may name a secret may have a server of his own be told it.
+pub(super) fn may_hand_secret(config: &Config, caller: pg_sys::Oid) -> Result<(), Complaint> {
+    // The privilege is what outbox.grant gives; a superuser has it.
+    let is_granted = || {
+        let sql = "select pg_catalog.has_function_privilege($1, 'outbox.set_secret(text, text[])', 'execute')";
+        as_extension(|| {
+            connected(|spi| {
+                spi.read(sql, &[Arg::Oid(Some(caller))])
+                    .first(|row| row.bool(0))
+            })
+        })
+    };
+    match config.handed_secret() {
+        Some(name) if is_granted().flatten() != Some(true) => Err(Complaint::denied(format!(
+            "permission denied for secret \"{name}\" in the config of a sink"
+        ))
+        .detail("The sink logs in with its values, where the config says.")
+        .hint("The privilege secrets allows it: outbox.grant(role, 'secrets').")),
+        _ => Ok(()),
+    }
+}
+
 /// What a function must look like.
 #[derive(Clone, Copy)]
 enum Shape {

@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 pub(super) use self::checks::checked_topics;
-use self::checks::{Code, check, checked_grouping, may_use_files};
+use self::checks::{Code, check, checked_grouping, may_hand_secret, may_use_files};
 use self::start::starting_place;
 pub(super) use self::start::tail;
 use crate::pg::call::Arguments;
@@ -94,6 +94,7 @@ fn create_sink(call: pg_sys::FunctionCallInfo) {
     };
     let config = check(&mut sink, code).or_raise();
     may_use_files(&config, sink.owner).or_raise();
+    may_hand_secret(&config, sink.owner).or_raise();
     as_extension(|| {
         connected(|spi| {
             rebase::settle(spi).or_raise();
@@ -175,6 +176,7 @@ fn alter_sink(call: pg_sys::FunctionCallInfo) {
     let checked = check(&mut sink, code).or_raise();
     if new_config {
         may_use_files(&checked, caller).or_raise();
+        may_hand_secret(&checked, caller).or_raise();
     }
     as_extension(|| {
         connected(|spi| {
