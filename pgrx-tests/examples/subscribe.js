@@ -16,7 +16,7 @@ async function catchUp(db) {
     const { rows } = await db.query(
       'select position, topic, payload from outbox.read($1, 1000, topics => $2)', [after, TOPICS]);
     for (const event of rows) {
-      console.log(event.topic, event.payload.n);
+      console.log(event.topic, event.payload?.n);
       after = event.position;
     }
     if (rows.length === 0) {

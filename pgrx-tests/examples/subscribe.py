@@ -23,7 +23,7 @@ class Subscription:
                 "select position, topic, payload from outbox.read(%s, 1000, topics => %s)", (self.after, TOPICS)
             ).fetchall()
             for position, topic, payload in events:
-                print(topic, payload["n"], flush=True)
+                print(topic, payload and payload["n"], flush=True)
                 self.after = position
             if not events:
                 self.after = end if end != "0:0" else self.after
