@@ -22,7 +22,11 @@ async fn catch_up(db: &Client, after: &mut String) -> Result<(), Error> {
         let end = tail(db).await?; // asked for first: up to there, nothing can be missed
         let events = db.query(sql, &[after, &TOPICS.as_slice()]).await?;
         for event in &events {
-            println!("{} {}", event.get::<_, &str>(1), event.get::<_, Option<&str>>(2).unwrap_or(""));
+            println!(
+                "{} {}",
+                event.get::<_, &str>(1),
+                event.get::<_, Option<&str>>(2).unwrap_or("")
+            );
             *after = event.get(0);
         }
         if events.is_empty() {

@@ -150,6 +150,16 @@ fn sqlstate(code: PgSqlErrorCode) -> String {
         .collect()
 }
 
+/// Where the environment asks for backtraces, pgrx adds one to the detail of each error, and clients would get to see it. Called when the
+/// library is loaded.
+pub(crate) fn keep_backtraces_back() {
+    const SETTING: &str = "RUST_LIB_BACKTRACE";
+    if std::env::var_os(SETTING).is_none() {
+        // SAFETY: libraries are loaded on the main thread of a process that has no other yet.
+        unsafe { std::env::set_var(SETTING, "0") };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,15 +193,5 @@ mod tests {
         let code = PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE;
         let told = summary(code, "relation \"a.b\" does not exist");
         assert_eq!(told, "relation \"a.b\" does not exist (SQLSTATE 42P01)");
-    }
-}
-
-/// Where the environment asks for backtraces, pgrx adds one to the detail of each error, and clients would get to see it. Called when the
-/// library is loaded.
-pub(crate) fn keep_backtraces_back() {
-    const SETTING: &str = "RUST_LIB_BACKTRACE";
-    if std::env::var_os(SETTING).is_none() {
-        // SAFETY: libraries are loaded on the main thread of a process that has no other yet.
-        unsafe { std::env::set_var(SETTING, "0") };
     }
 }
