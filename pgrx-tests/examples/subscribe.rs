@@ -16,17 +16,12 @@ async fn tail(db: &Client) -> Result<String, Error> {
 
 /// Handles what has come behind a position, and moves it.
 async fn catch_up(db: &Client, after: &mut String) -> Result<(), Error> {
-    let sql =
-        "select position, topic, payload ->> 'n' from outbox.read($1, 1000, topics => $2::text[])";
+    let sql = "select position, topic, coalesce(payload ->> 'n', '') from outbox.read($1, 1000, topics => $2::text[])";
     loop {
         let end = tail(db).await?; // asked for first: up to there, nothing can be missed
         let events = db.query(sql, &[after, &TOPICS.as_slice()]).await?;
         for event in &events {
-            println!(
-                "{} {}",
-                event.get::<_, &str>(1),
-                event.get::<_, Option<&str>>(2).unwrap_or("")
-            );
+            println!("{} {}", event.get::<_, &str>(1), event.get::<_, &str>(2));
             *after = event.get(0);
         }
         if events.is_empty() {
