@@ -254,7 +254,13 @@ fn prune(call: pg_sys::FunctionCallInfo) -> i64 {
                 }
             }
             if stream.is_none() {
-                while webhooks::prune(spi, settings::webhooks::retention()) {
+                let age = settings::webhooks::retention();
+                let mut pruned_to = None;
+                loop {
+                    pruned_to = webhooks::prune(spi, age, pruned_to);
+                    if pruned_to.is_none() {
+                        break;
+                    }
                     pgrx::check_for_interrupts!();
                 }
             }

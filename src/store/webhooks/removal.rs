@@ -5,24 +5,28 @@ use crate::pg::spi::{Arg, Spi};
 /// Deliveries removed in one step.
 const STEP: i64 = 2_000;
 
-/// Removes deliveries that were finished that long ago, a few thousand at a time. True if there may be more.
-pub(crate) fn prune(spi: &Spi, age: std::time::Duration) -> bool {
-    let gone = spi.write(
+/// Removes deliveries that were finished that long ago, a few thousand at a time, from the time on that the step before has come to.
+/// Returns the time that it has come to itself, in microseconds since the Unix epoch; None if there are no more.
+pub(crate) fn prune(spi: &Spi, age: std::time::Duration, from: Option<i64>) -> Option<i64> {
+    spi.write(
         "with gone as (
              delete from outbox.webhook_deliveries where id = any (array(
                  select d.id from outbox.webhook_deliveries d
                   where d.state <> 'pending' and d.finished_at < clock_timestamp() - $1 * interval '1 second'
-                  order by d.finished_at limit $2 for update skip locked)) returning id
+                    and d.finished_at >= coalesce($3, '-infinity')
+                  order by d.finished_at limit $2 for update skip locked)) returning id, finished_at
          ), attempts as (
              delete from outbox.webhook_attempts a using gone g where a.delivery = g.id
          )
-         select count(*) from gone",
+         select count(*), max(finished_at) from gone",
         &[
             Arg::I64(i64::try_from(age.as_secs()).ok()),
             Arg::I64(Some(STEP)),
+            Arg::Time(from),
         ],
-    );
-    gone.first(|row| row.i64(0)).flatten() == Some(STEP)
+    )
+    .first(|row| row.time(1).filter(|_| row.i64(0) == Some(STEP)))
+    .flatten()
 }
 
 /// Webhooks that are deleted, and of which something may be left, with their streams.

@@ -17,6 +17,8 @@ pub(super) struct Tidying {
     /// There are webhooks.
     any: bool,
     next_pruning: Instant,
+    /// What was finished before is gone: no step walks over rows that are dead and not yet vacuumed.
+    pruned_to: Option<i64>,
     removals: VecDeque<Removal>,
     /// What others hold is tried again then.
     retry: Instant,
@@ -25,7 +27,7 @@ pub(super) struct Tidying {
 struct Removal {
     webhook: String,
     stream: String,
-    /// Up to this delivery all have been looked at; so that no step walks over rows that are dead and not yet vacuumed.
+    /// Up to this delivery all have been looked at, for the same reason.
     behind: i64,
     /// Others hold something of it.
     held: bool,
@@ -51,6 +53,7 @@ impl Tidying {
         Self {
             any: false,
             next_pruning: now + PRUNING,
+            pruned_to: None,
             removals: VecDeque::new(),
             retry: now,
         }
@@ -77,7 +80,9 @@ impl Tidying {
     pub(super) fn step(&mut self, spi: &Spi) {
         let now = Instant::now();
         if self.any && now >= self.next_pruning {
-            let more = webhooks::prune(spi, settings::webhooks::retention());
+            let age = settings::webhooks::retention();
+            self.pruned_to = webhooks::prune(spi, age, self.pruned_to);
+            let more = self.pruned_to.is_some();
             self.next_pruning = if more { now } else { now + PRUNING };
         }
         let Some(mut removal) = self
