@@ -50,7 +50,7 @@ begin
             'alter_capture(regclass, text[], text, text[], text[], text[], text, text, text, text, boolean)',
             'adopt_stream(text, regclass, jsonb)', 'backfill(regclass, text, text, int)', 'backfill_chunk(bigint)', 'stop_backfill(bigint)',
             'capture_ddl(boolean, text)', 'uncapture(regclass)', 'pause_capture(regclass)', 'resume_capture(regclass)', 'check_captures()',
-            'create_stream(text)', 'drop_stream(text)', 'verify_audit(text)', 'set_usage_recorder(regprocedure)', 'tick_usage()',
+            'create_stream(text)', 'drop_stream(text)', 'verify_audit(text)', 'set_usage_recorder(regprocedure)', 'tick_usage()', 'redeliver_usage(text)',
             'format_position(xid8, bigint, text)', 'parse_position(text)']) f;
         return query select outbox.tenant_parts();
         return next 'execute on function outbox.grant_tenant(regrole, text)';

@@ -103,3 +103,26 @@ comment on function outbox.set_usage_recorder(regprocedure) is
 create function outbox.tick_usage() returns table (recorded bigint, dead_lettered bigint, error text)
     language c volatile rows 1 as 'MODULE_PATHNAME', 'tick_usage_wrapper';
 comment on function outbox.tick_usage() is 'hands closed, unrecorded windows to the recorder now: up to 1,000, in batches of up to 200';
+
+create function outbox.redeliver_usage(idempotency_key text default null) returns bigint
+    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    queued bigint;
+begin
+    with letters as (
+        delete from outbox.usage_dead_letters d
+         where redeliver_usage.idempotency_key is null or d.idempotency_key = redeliver_usage.idempotency_key
+        returning d.idempotency_key
+    )
+    update outbox.usage_windows w set outcome = null, recorded_at = null
+      from letters l where w.idempotency_key = l.idempotency_key and w.outcome = 'dead-lettered';
+    get diagnostics queued = row_count;
+    if queued = 0 and redeliver_usage.idempotency_key is not null then
+        raise exception 'no usage window % is dead-lettered', redeliver_usage.idempotency_key
+            using errcode = '42704', hint = 'They are listed in outbox.usage_dead_letters.';
+    end if;
+    return queued;
+end $$;
+comment on function outbox.redeliver_usage(text) is
+    'hands a dead-lettered window, or all of them, to the recorder once more, with the next pass and the same key. Returns how many. '
+    'Error 42704 if there is none with that key';

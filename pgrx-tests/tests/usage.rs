@@ -175,6 +175,20 @@ fn an_error_of_a_window_is_bisected_down_to_it_and_any_other_waits() {
     assert_eq!(db.one::<i64>("select count(*) from ledger"), 302);
     let said: Option<String> = db.one("select last_error from outbox.usage_recorder");
     assert_eq!(said, None);
+
+    // Once the recorder is mended they are recorded like any other, with the keys that they had.
+    let dead: Vec<String> =
+        db.all("select idempotency_key from outbox.usage_dead_letters order by 1");
+    let missing = db.refused("select outbox.redeliver_usage('cmp:none:0')");
+    assert_eq!(missing.sqlstate, "42704");
+    assert_eq!(
+        db.one::<i64>(&format!("select outbox.redeliver_usage('{}')", dead[0])),
+        1
+    );
+    assert_eq!(pass(&mut db), (1, 0, None));
+    assert_eq!(db.one::<i64>("select outbox.redeliver_usage()"), 1);
+    assert_eq!(pass(&mut db), (1, 0, None));
+    assert_eq!(outcomes(&mut db), ["recorded 304"]);
 }
 
 #[test]
