@@ -9,6 +9,7 @@ mod functions;
 mod http;
 mod lasting;
 mod poison;
+mod remote;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
