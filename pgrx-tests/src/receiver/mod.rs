@@ -3,6 +3,7 @@
 //! A thread for each connection, so that what a test lets an answer wait for may simply block.
 
 mod event;
+mod http2;
 mod reply;
 mod request;
 mod tls;
@@ -52,6 +53,8 @@ struct Shared {
     state: Mutex<State>,
     changed: Condvar,
     tls: Option<Arc<ServerConfig>>,
+    /// Speaks HTTP/2, and nothing else.
+    http2: bool,
     /// Only counts events.
     counting: bool,
 }
@@ -60,6 +63,7 @@ struct Shared {
 #[derive(Debug, Clone, Default)]
 pub struct Builder {
     tls: Option<Tls>,
+    http2: bool,
     counting: bool,
 }
 
@@ -67,6 +71,13 @@ impl Builder {
     /// Speaks TLS with that certificate.
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
+        self
+    }
+
+    /// Speaks HTTP/2, over TLS with a good certificate.
+    pub fn http2(mut self) -> Self {
+        self.tls = Some(Tls::Good);
+        self.http2 = true;
         self
     }
 
@@ -78,7 +89,10 @@ impl Builder {
 
     /// Starts it on a free port.
     pub fn start(self) -> Receiver {
-        let (tls, ca) = self.tls.map(server_config).unzip();
+        let (mut tls, ca) = self.tls.map(server_config).unzip();
+        if let Some(tls) = tls.as_mut().filter(|_| self.http2) {
+            Arc::make_mut(tls).alpn_protocols = http2::offered();
+        }
         let listener = ports::listen();
         let state = State {
             script: Arc::new(|_| Reply::ok()),
@@ -104,6 +118,7 @@ impl Builder {
                 state: Mutex::new(state),
                 changed: Condvar::new(),
                 tls,
+                http2: self.http2,
                 counting: self.counting,
             }),
             ca_file,
@@ -364,7 +379,13 @@ impl Shared {
         }
     }
 
-    fn serve(&self, number: u64, tcp: TcpStream) {
+    fn serve(self: Arc<Self>, number: u64, tcp: TcpStream) {
+        if let Some(tls) = self.tls.as_ref().filter(|_| self.http2) {
+            let shared = Arc::clone(&self);
+            http2::serve(number, tcp, tls, move |request| shared.take(request));
+            self.state().connections.remove(&number);
+            return;
+        }
         let mut connection = Connection::new(number, tcp, self.tls.as_ref());
         while let Ok(Some(request)) = connection.read() {
             let reply = self.take(request);

@@ -17,6 +17,8 @@ pub struct Request {
     pub at: SystemTime,
     /// Counts the receiver's connections from 0.
     pub connection: u64,
+    /// Whether it came by HTTP/2.
+    pub http2: bool,
 }
 
 impl Request {

@@ -71,6 +71,7 @@ impl Connection {
             body: Vec::new(),
             at: SystemTime::UNIX_EPOCH,
             connection: self.number,
+            http2: false,
         };
         request.body = self.read_body(&request)?;
         request.at = SystemTime::now();
