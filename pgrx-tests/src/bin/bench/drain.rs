@@ -7,10 +7,12 @@ use outbox_tests::{Receiver, Sql, until};
 
 use crate::Run;
 use crate::brokers;
+use crate::endpoint::Endpoint;
 use crate::machine::Meter;
 use crate::processes::{dispatchers, memory};
 use crate::profile::Profile;
 use crate::report::{Line, number};
+use crate::single;
 use crate::stage::{self, Stage};
 
 /// A sink that takes the backlog.
@@ -19,6 +21,7 @@ pub(crate) enum Kind {
     Function,
     Http,
     SignedHttp,
+    Single,
     Postgres,
     Nats,
     Kafka,
@@ -90,7 +93,7 @@ pub(crate) fn postgres(run: &Run) -> Vec<Line> {
 /// Drains on a cluster of their own. Nothing if the time went into a profile.
 pub(crate) fn measured(run: &Run, kind: Kind, name: &str) -> Option<Drained> {
     let events = match kind {
-        Kind::Postgres => run.of(200_000, 50_000),
+        Kind::Postgres | Kind::Single => run.of(200_000, 50_000),
         _ => run.of(500_000, 100_000),
     };
     let mut stage = Stage::new(run.settings());
@@ -134,6 +137,7 @@ pub(crate) fn drain(
     at_end: &mut dyn FnMut(&mut Stage),
 ) -> Duration {
     let receiver = Receiver::builder().counting().start();
+    let endpoint = matches!(kind, Kind::Single).then(|| Endpoint::start(|_, _| {}));
     let there = matches!(kind, Kind::Postgres).then(stage::elsewhere);
     let nats = matches!(kind, Kind::Nats).then(brokers::nats);
     let kafka = matches!(kind, Kind::Kafka).then(brokers::kafka);
@@ -162,6 +166,7 @@ pub(crate) fn drain(
             let url = receiver.url();
             format!(r#"'http', '{{"url": "{url}", "secret": "bench", "signature": "github"}}'"#)
         }
+        Kind::Single => single::sink(endpoint.as_ref().expect("it was started")),
         Kind::Nats => brokers::nats_sink(nats.as_ref().expect("it was started")),
         Kind::Kafka => brokers::kafka_sink(kafka.as_ref().expect("it was started")),
     };
@@ -175,6 +180,13 @@ pub(crate) fn drain(
         Kind::Http | Kind::SignedHttp => {
             until("the receiver to have all", || {
                 (receiver.count() >= events).then_some(())
+            });
+            Some(start.elapsed())
+        }
+        Kind::Single => {
+            let endpoint = endpoint.as_ref().expect("it was started");
+            until("the endpoint to have all", || {
+                (endpoint.requests() >= events).then_some(())
             });
             Some(start.elapsed())
         }

@@ -7,6 +7,7 @@ mod brokers;
 mod capture;
 mod depth;
 mod drain;
+mod endpoint;
 mod held;
 mod idle;
 mod latency;
@@ -15,6 +16,7 @@ mod processes;
 mod profile;
 mod pull;
 mod report;
+mod single;
 mod stage;
 mod triggers;
 mod webhooks;
@@ -62,6 +64,11 @@ const FIGURES: &[Figure] = &[
         name: "drain-http",
         about: "the same over HTTP, unsigned and signed",
         run: drain::http,
+    },
+    Figure {
+        name: "drain-single",
+        about: "200,000 events over HTTP, a request each, and the latency to the receiver",
+        run: single::figure,
     },
     Figure {
         name: "drain-postgres",
