@@ -230,3 +230,36 @@ fn a_restored_database_goes_on_where_it_was() {
     until_states(&mut restored, &["delivered 12"]);
     assert_eq!(sent(&receiver), ids(1..=12));
 }
+
+#[test]
+fn a_promoted_standby_goes_on_where_its_primary_was() {
+    let (mut primary, mut db) = started();
+    let receiver = Receiver::start();
+    webhook(&mut db, "acme", &receiver, "");
+    emit(&mut db, "acme", "a", 1..=3);
+    until_states(&mut db, &["delivered 3"]);
+    db.run("select outbox.stop()");
+    emit(&mut db, "acme", "a", 4..=6);
+    let standby = primary.standby();
+    let mut there = standby.connect();
+    until("the standby to catch up", || {
+        there
+            .one::<bool>("select count(*) = 6 from outbox.events")
+            .then_some(())
+    });
+    let told: Vec<String> = there.all(
+        "select concat_ws(' ', sink, lag_events, delivered, waiting_for) from outbox.status order by 1",
+    );
+    let waits = "the primary, or the promotion of this standby";
+    assert_eq!(
+        told,
+        [
+            format!("webhooks:* 0 3 {waits}"),
+            format!("webhooks:outbox 3 3 {waits}")
+        ]
+    );
+    primary.stop(Mode::Immediate);
+    standby.promote();
+    until_states(&mut there, &["delivered 6"]);
+    assert_eq!(sent(&receiver), ids(1..=6));
+}
