@@ -5,23 +5,25 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Blocks that are not the public Internet: IANA's registry of special-purpose addresses, multicast, and what is reserved.
+/// Blocks that are not the public Internet: IANA's registry of special-purpose addresses, multicast, and what is reserved; and one
+/// address of clouds' metadata that is in none of these.
 const NOT_PUBLIC_V4: &[([u8; 4], u8)] = &[
-    ([0, 0, 0, 0], 8),       // this network
-    ([10, 0, 0, 0], 8),      // private
-    ([100, 64, 0, 0], 10),   // shared by the customers of a provider
-    ([127, 0, 0, 0], 8),     // loopback
-    ([169, 254, 0, 0], 16),  // link-local, metadata of clouds among them
-    ([172, 16, 0, 0], 12),   // private
-    ([192, 0, 0, 0], 24),    // protocol assignments
-    ([192, 0, 2, 0], 24),    // documentation
-    ([192, 88, 99, 0], 24),  // relays of 6to4, given up
-    ([192, 168, 0, 0], 16),  // private
-    ([198, 18, 0, 0], 15),   // benchmarks
-    ([198, 51, 100, 0], 24), // documentation
-    ([203, 0, 113, 0], 24),  // documentation
-    ([224, 0, 0, 0], 4),     // multicast
-    ([240, 0, 0, 0], 4),     // reserved, broadcast
+    ([0, 0, 0, 0], 8),        // this network
+    ([10, 0, 0, 0], 8),       // private
+    ([100, 64, 0, 0], 10),    // shared by the customers of a provider
+    ([127, 0, 0, 0], 8),      // loopback
+    ([169, 254, 0, 0], 16),   // link-local, metadata of clouds among them
+    ([168, 63, 129, 16], 32), // the host of a machine at Azure, metadata among what it tells
+    ([172, 16, 0, 0], 12),    // private
+    ([192, 0, 0, 0], 24),     // protocol assignments
+    ([192, 0, 2, 0], 24),     // documentation
+    ([192, 88, 99, 0], 24),   // relays of 6to4, given up
+    ([192, 168, 0, 0], 16),   // private
+    ([198, 18, 0, 0], 15),    // benchmarks
+    ([198, 51, 100, 0], 24),  // documentation
+    ([203, 0, 113, 0], 24),   // documentation
+    ([224, 0, 0, 0], 4),      // multicast
+    ([240, 0, 0, 0], 4),      // reserved, broadcast
 ];
 
 /// What is no public unicast address within 2000::/3; outside of it nothing is, but for v4 addresses behind a translator.
@@ -100,6 +102,12 @@ mod tests {
                 "169.254.0.0",
                 "169.254.255.255",
                 Some("169.255.0.0"),
+            ),
+            (
+                Some("168.63.129.15"),
+                "168.63.129.16",
+                "168.63.129.16",
+                Some("168.63.129.17"),
             ),
             (
                 Some("172.15.255.255"),
