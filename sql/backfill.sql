@@ -51,6 +51,16 @@ create function outbox.end_backfills() returns void
          where p.id = b.id and p.problem is not null and b.state = 'running';
     end;
 
+-- What a type is based on, as a cast names it: to cast to a domain would run its checks, which are its owner's code.
+create function outbox.base_type(type oid) returns text
+    language sql stable set search_path = pg_catalog, outbox, pg_temp
+    return (with recursive bases (oid, base, depth) as (
+                select t.oid, t.typbasetype, 0 from pg_type t where t.oid = type
+                union all
+                select t.oid, t.typbasetype, b.depth + 1 from bases b join pg_type t on t.oid = b.base
+            )
+            select format_type(b.oid, -1) from bases b order by b.depth desc limit 1);
+
 create function outbox.start_backfill(caller oid, relation regclass, sink text, condition text, chunk_size int) returns bigint
     language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
 declare
@@ -63,6 +73,13 @@ begin
     select * into c from outbox.captures o where o.relation = start_backfill.relation and o.mapping is null;
     if not found then
         perform outbox.no_such_capture(relation);
+    end if;
+    if exists (select from pg_class r join pg_roles a on a.oid = caller
+                where r.oid = relation and r.relrowsecurity and not a.rolsuper and not a.rolbypassrls
+                  and (r.relforcerowsecurity or not pg_has_role(caller, r.relowner, 'usage'))) then
+        raise exception 'permission denied to backfill table %', relation
+            using errcode = '42501', detail = 'Its row security may hide rows from you, and a backfill reads all of them.',
+                  hint = 'The table''s owner, or a role with BYPASSRLS, may do it.';
     end if;
     if sink is not null then
         select * into target from outbox.sinks s where s.id = start_backfill.sink;

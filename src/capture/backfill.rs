@@ -114,7 +114,7 @@ pub(crate) fn chunk(id: i64) -> Taken {
     let within = (1..).take(positions.len()).collect::<Vec<i64>>();
     let rows = rows.only(&within);
     write(&capture, &backfill, &rows, is_last);
-    as_extension_printing(Printed::Always, || {
+    as_extension_printing(Printed::BySettings, || {
         connected(|spi| {
             let position = positions.last().and_then(Option::as_deref);
             backfills::advance(spi, id, position, positions.len() as i64, is_last);
@@ -158,7 +158,7 @@ fn write(capture: &Capture, backfill: &Backfill, rows: &ChangedRows, is_last: bo
             &settings::topic_prefix(),
             &stamp(true),
         );
-        as_extension_printing(Printed::Always, || {
+        as_extension_printing(Printed::BySettings, || {
             connected(|spi| {
                 spi.run_user(&UserStatement::new(sql), &[]);
             });

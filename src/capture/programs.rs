@@ -9,7 +9,7 @@ use pgrx::pg_sys;
 use super::recipe;
 use super::statement::{self, Stamp, Statement};
 use crate::pg::append::{OfSession, Recipe};
-use crate::pg::exact::{Printed, printed};
+use crate::pg::exact::Printed;
 use crate::pg::firing::{Cell, Operation, Pairing};
 use crate::pg::invalidation::{self, Stale};
 use crate::pg::security::as_extension;
@@ -24,11 +24,8 @@ pub(super) struct Program {
     insert: UserStatement,
     insert_without_session: UserStatement,
     pub(super) condition: Option<UserStatement>,
-    /// What settings of a session show in the statement that writes.
-    printed: Printed,
     /// How to do without that statement, where that can be done.
     recipe: Option<Recipe>,
-    recipe_printed: Printed,
     statement: Statement,
     prefix: String,
 }
@@ -41,30 +38,13 @@ impl Program {
     pub(super) fn stamped(capture: Capture, operation: Operation, stamp: &Stamp) -> Self {
         let prefix = settings::topic_prefix();
         let statement = statement::of(&capture, operation, &prefix, stamp);
-        let shown = statement::captured(&capture);
-        let shown = shown.iter().map(|column| printed(column.type_oid));
-        let key = capture.table_columns.iter().filter(|column| {
-            capture.key.contains(&column.name)
-                || capture.tenant_column.as_ref() == Some(&column.name)
-        });
-        // The constraints of partitions need a search_path of ours, for their names are looked up in it; what an adopted table's columns
-        // are, nobody knows.
-        let is_ours = capture.partitions.is_empty() && capture.mapping.is_empty();
-        let constraints = (!is_ours).then_some(Printed::BySettings);
-        let printed = shown
-            .chain(constraints)
-            .chain(key.map(|column| printed(column.type_oid)))
-            .max()
-            .unwrap_or(Printed::Always);
         let recipe =
             recipe::of(&capture, operation, &prefix, stamp, &statement.cells).map(Recipe::new);
         Self {
-            recipe_printed: recipe.as_ref().map_or(printed, Recipe::depends_on),
             recipe,
             insert: UserStatement::new(statement.sql.clone()),
             insert_without_session: UserStatement::new(statement.sql_without_session.clone()),
             condition: statement.condition.clone().map(UserStatement::new),
-            printed,
             statement,
             capture,
             prefix,
@@ -92,12 +72,12 @@ impl Program {
         }
     }
 
-    /// What settings of a session show in what is written.
-    pub(super) fn printed(&self, by_recipe: bool) -> Printed {
-        if by_recipe {
-            self.recipe_printed
-        } else {
-            self.printed
+    /// Which settings of a session must be ours while events are written. Where it takes a statement all of them, search_path being among
+    /// them: an operator of the session's schemas would be called with the rights of the extension.
+    pub(super) fn printed(&self, by_statement: bool) -> Printed {
+        match &self.recipe {
+            Some(recipe) if !by_statement => recipe.depends_on(),
+            _ => Printed::BySettings,
         }
     }
 

@@ -72,7 +72,8 @@ impl Program {
         let marking = ended.filter(|ended| ended.wants_mark());
         let mark = ended.and_then(|ended| ended.mark);
         let recipe = self.recipe().zip(rows);
-        as_extension_printing(self.printed(recipe.is_some()), || {
+        let by_statement = recipe.is_none() || marking.is_some() || mark.is_some();
+        as_extension_printing(self.printed(by_statement), || {
             let last_seq = || connected(|spi| captures::last_seq(spi, &self.capture.sequence));
             let before = (marking.is_some() || mark.is_some()).then(last_seq);
             if let (Some(marking), Some(before)) = (marking, before) {
@@ -139,7 +140,7 @@ pub(crate) fn try_out(capture: &Capture, operation: Operation) -> Result<(), Com
     if let Some(condition) = &program.condition {
         capture.places(condition, &rows);
     }
-    as_extension_printing(program.printed(false), || {
+    as_extension_printing(program.printed(true), || {
         connected(|spi| {
             rows.lend(spi);
             spi.run_user(program.insert(), &[]);

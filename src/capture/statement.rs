@@ -372,9 +372,14 @@ impl Builder {
                     }
                 }
                 "time" => {
-                    let cell = self.cell(Side::New, column);
+                    // A type that somebody has made may have a cast that he has made.
+                    let value = if is_plain(column.type_oid) {
+                        self.cell(Side::New, column)
+                    } else {
+                        self.text(Side::New, column)
+                    };
                     format!(
-                        "coalesce({cell}::pg_catalog.timestamptz, pg_catalog.clock_timestamp())"
+                        "coalesce({value}::pg_catalog.timestamptz, pg_catalog.clock_timestamp())"
                     )
                 }
                 _ => self.text(Side::New, column),

@@ -53,7 +53,7 @@ pub(crate) fn take(spi: &Spi, id: i64) -> Option<Backfill> {
     spi.write("select outbox.end_backfills()", &[]);
     spi.write(
         "select b.id, b.relation::oid, b.condition, b.chunk_size, b.owner::oid, format('%I.%I', n.nspname, r.relname), b.key,
-                array(select pg_catalog.format_type(a.atttypid, a.atttypmod)
+                array(select outbox.base_type(a.atttypid)
                         from unnest(b.key) with ordinality k (name, place)
                         join pg_catalog.pg_attribute a on a.attrelid = r.oid and a.attname = k.name order by k.place),
                 b.position, b.chunks, b.for_sink

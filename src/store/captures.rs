@@ -102,14 +102,18 @@ const COLUMNS: &str = "
        and a.attrelid = $1 and a.attnum > 0 and not a.attisdropped and a.attgenerated <> 'v'
      order by c.attnum";
 
-/// The youngest come first: they get most of the rows. None where a partition is chosen by an expression, which may hold a user's code.
+/// The youngest come first: they get most of the rows. None where a partition is chosen by an expression, which may hold a user's code, or by
+/// a column of a domain, whose checks its constant would run.
 const PARTITIONS: &str = "
     select format('%I.%I', n.nspname, r.relname), pg_catalog.pg_get_partition_constraintdef(r.oid)
       from pg_catalog.pg_partition_tree($1) t
       join pg_catalog.pg_class r on r.oid = t.relid join pg_catalog.pg_namespace n on n.oid = r.relnamespace
      where t.isleaf and r.relispartition and t.relid::oid <> $1
        and not exists (select from pg_catalog.pg_partition_tree($1) x join pg_catalog.pg_partitioned_table p on p.partrelid = x.relid
-                        where p.partexprs is not null)
+                        where p.partexprs is not null or exists (
+                              select from pg_catalog.pg_attribute a join pg_catalog.pg_type y on y.oid = a.atttypid
+                               where a.attrelid = p.partrelid and a.attnum = any (p.partattrs)
+                                 and y.oid >= 16384 and not (y.typtype = 'e' or (y.typtype = 'b' and y.typelem = 0))))
      order by r.oid desc";
 
 fn capture(row: &Row) -> Capture {

@@ -6,6 +6,7 @@ mod scene;
 mod ddl;
 mod direct;
 mod order;
+mod others_code;
 mod partitions;
 mod payloads;
 mod privileges;
