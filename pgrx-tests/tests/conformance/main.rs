@@ -59,3 +59,8 @@ conforms! {
         order redelivery partial_failure outage_and_recovery poison
     }
 }
+conforms! {
+    another_postgres_by_key: crate::destination::ByKey<crate::remote::Remote> {
+        order redelivery partial_failure outage_and_recovery poison hang too_large secrets config
+    }
+}
