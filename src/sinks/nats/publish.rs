@@ -16,8 +16,8 @@ use crate::sinks::plain_text::{LONGEST, one_line};
 const WINDOW: usize = 2_048;
 /// The most bytes of them.
 const WINDOW_BYTES: usize = 16 * 1024 * 1024;
-/// How much is written at once.
-const AT_ONCE: usize = 256 * 1024;
+/// How much is written at once: the server stores the first events while the others are still being written.
+const AT_ONCE: usize = 64 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fate {
