@@ -99,7 +99,7 @@ fn drained(run: &Run, kind: Kind, name: &str, what: &str) -> Vec<Line> {
         .collect()
 }
 
-fn latencies(run: &Run, measure: impl Fn(&mut Stage, u64) -> Latency) -> Vec<Latency> {
+pub(crate) fn latencies(run: &Run, measure: impl Fn(&mut Stage, u64) -> Latency) -> Vec<Latency> {
     let mut stage = Stage::new(run.settings());
     (0..run.of(6, 1))
         .map(|_| measure(&mut stage, run.of(5, 2)))
@@ -107,7 +107,7 @@ fn latencies(run: &Run, measure: impl Fn(&mut Stage, u64) -> Latency) -> Vec<Lat
 }
 
 /// Measures while another thread follows what arrives. It calls the last argument once nothing can escape it any more.
-fn followed(
+pub(crate) fn followed(
     stage: &mut Stage,
     sink: &str,
     seconds: u64,

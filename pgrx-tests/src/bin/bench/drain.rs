@@ -12,6 +12,7 @@ use crate::machine::Meter;
 use crate::processes::{dispatchers, memory};
 use crate::profile::Profile;
 use crate::report::{Line, number};
+use crate::rows;
 use crate::single;
 use crate::stage::{self, Stage};
 
@@ -58,14 +59,21 @@ pub(crate) fn listed(numbers: &[f64]) -> String {
 }
 
 pub(crate) fn function(run: &Run) -> Vec<Line> {
-    measured(run, Kind::Function, "drain-function")
-        .map(|drained| {
-            drained
-                .line("drain to a function that inserts, batches of 1,000")
-                .at_least(150_000.0)
-        })
-        .into_iter()
-        .collect()
+    let drained = measured(run, Kind::Function, "drain-function").map(|drained| {
+        drained
+            .line("drain to a function that inserts, batches of 1,000")
+            .at_least(150_000.0)
+    });
+    with_latency(drained, run, rows::by_function)
+}
+
+/// Unless the time went into a profile.
+fn with_latency(drained: Option<Line>, run: &Run, latency: fn(&Run) -> Vec<Line>) -> Vec<Line> {
+    let mut figure: Vec<Line> = drained.into_iter().collect();
+    if run.profile.is_none() {
+        figure.extend(latency(run));
+    }
+    figure
 }
 
 pub(crate) fn http(run: &Run) -> Vec<Line> {
@@ -84,10 +92,9 @@ pub(crate) fn http(run: &Run) -> Vec<Line> {
 }
 
 pub(crate) fn postgres(run: &Run) -> Vec<Line> {
-    measured(run, Kind::Postgres, "drain-postgres")
-        .map(|drained| drained.line("drain to a table of another PostgreSQL, batches of 1,000"))
-        .into_iter()
-        .collect()
+    let drained = measured(run, Kind::Postgres, "drain-postgres")
+        .map(|drained| drained.line("drain to a table of another PostgreSQL, batches of 1,000"));
+    with_latency(drained, run, rows::elsewhere)
 }
 
 /// Drains on a cluster of their own. Nothing if the time went into a profile.

@@ -16,6 +16,7 @@ mod processes;
 mod profile;
 mod pull;
 mod report;
+mod rows;
 mod single;
 mod stage;
 mod triggers;
@@ -57,7 +58,7 @@ struct Figure {
 const FIGURES: &[Figure] = &[
     Figure {
         name: "drain-function",
-        about: "a backlog of 500,000 events into a table, by a sink of kind function",
+        about: "a backlog of 500,000 events into a table, by a sink of kind function, and the latency to it",
         run: drain::function,
     },
     Figure {
@@ -72,7 +73,7 @@ const FIGURES: &[Figure] = &[
     },
     Figure {
         name: "drain-postgres",
-        about: "a backlog of 200,000 events into a table of another PostgreSQL",
+        about: "a backlog of 200,000 events into a table of another PostgreSQL, and the latency to it",
         run: drain::postgres,
     },
     Figure {
