@@ -67,6 +67,24 @@ pub(crate) enum Printed {
     BySettings,
 }
 
+/// What the text of values of a type depends on. That of dates and times has DateStyle; in JSON they are always the same.
+pub(crate) fn printed_as_text(type_: pg_sys::Oid) -> Printed {
+    // SAFETY: catalog look-ups.
+    let base = unsafe {
+        let base = pg_sys::getBaseType(type_);
+        let element = pg_sys::get_element_type(base);
+        if element == pg_sys::InvalidOid {
+            base
+        } else {
+            pg_sys::getBaseType(element)
+        }
+    };
+    match base {
+        pg_sys::DATEOID | pg_sys::TIMESTAMPOID | pg_sys::TIMESTAMPTZOID => Printed::BySettings,
+        _ => printed(type_),
+    }
+}
+
 /// What the way in which values of a type are printed depends on.
 pub(crate) fn printed(type_: pg_sys::Oid) -> Printed {
     // SAFETY: catalog look-ups.

@@ -53,14 +53,14 @@ fn differences(db: &mut Client) -> Vec<String> {
         format!(
             "(select row_number() over (order by seq) as n, replace(topic, 'slow', 'fast') as topic, replace(source, 'slow', 'fast') as source,
                      subject, tenant, payload, payload::text as text, headers, id ~ '^evt_[0-9a-f]{{32}}$' as id,
-                     txid = pg_current_xact_id() or txid < pg_snapshot_xmin(pg_current_snapshot()) as txid, for_sink
+                     txid = pg_current_xact_id() or pg_visible_in_snapshot(txid, pg_current_snapshot()) as txid, for_sink
                 from outbox.{stream})"
         )
     };
     let rows = db
         .query(
             &format!(
-                "select f::text || ' <> ' || s::text from {} f full join {} s on f = s where f is null or s is null
+                "select coalesce(f::text, 'none') || ' <> ' || coalesce(s::text, 'none') from {} f full join {} s on f = s where f is null or s is null
                  union all
                  select 'not as it is read: ' || payload::text from outbox.fasts where payload <> payload::text::jsonb
                  union all

@@ -106,7 +106,7 @@ fn checks_of_domains() {
     for _ in 0..6 {
         db.run(&format!("select outbox.backfill_chunk({id})"));
     }
-    db.run("insert into public.parted values (1, 1), (2, 2)");
+    op.run("insert into public.parted values (1, 1), (2, 2)");
     nobody_rose(&mut db);
     assert_eq!(taken(&mut db).len(), 52);
 }

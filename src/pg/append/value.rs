@@ -7,7 +7,7 @@ use std::io::Write;
 
 use pgrx::pg_sys;
 
-use super::super::exact::{self, Printed, printed};
+use super::super::exact::{self, Printed, printed, printed_as_text};
 use super::jsonb::Member;
 
 /// How values of a type become JSON.
@@ -86,7 +86,7 @@ impl Type {
     }
 
     pub(super) fn text_depends_on(&self) -> Printed {
-        printed(self.oid)
+        printed_as_text(self.oid)
     }
 
     /// Hands a value over as JSON. What is made for that lies in the memory in force.
