@@ -3,6 +3,7 @@
 //! Owns the list of figures and what the command line says. How a figure is measured is the business of its module.
 #![forbid(unsafe_code)]
 
+mod backfill;
 mod brokers;
 mod capture;
 mod depth;
@@ -110,6 +111,11 @@ const FIGURES: &[Figure] = &[
         name: "triggers",
         about: "what capture adds to writing single rows, and 100,000 at once",
         run: triggers::figure,
+    },
+    Figure {
+        name: "backfill",
+        about: "200,000 rows that are there already, to one sink, alone and while four clients write",
+        run: backfill::figure,
     },
     Figure {
         name: "held",
