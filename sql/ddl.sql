@@ -50,6 +50,12 @@ begin
        set columns = c.columns, redact = c.redact, key = c.key, tenant_column = c.tenant_column, mapping = c.mapping
      where o.relation = c.relation
        and (o.columns, o.redact, o.key, o.tenant_column, o.mapping) is distinct from (c.columns, c.redact, c.key, c.tenant_column, c.mapping);
+    if new_name is not null then
+        update outbox.backfills b
+           set key = array(select case when n = any (outbox.columns_of(b.relation)) then n else new_name end
+                             from unnest(b.key) with ordinality k (n, place) order by place)
+         where b.relation = c.relation and b.state = 'running' and not b.key <@ outbox.columns_of(b.relation);
+    end if;
     perform outbox.arrange_triggers(c);
     begin
         perform outbox.try_capture(c.relation);

@@ -165,6 +165,26 @@ fn it_is_ordered_against_what_changes_meanwhile() {
 }
 
 #[test]
+fn it_goes_on_when_the_table_changes_its_shape() {
+    let (_cluster, mut db) = filled(20_000);
+    db.run("select outbox.create_sink('slow', 'pull'), outbox.backfill('t', chunk_size => 1000)");
+    until("it waits", || {
+        db.one::<bool>("select rows > 10000 from outbox.backfill_status")
+            .then_some(())
+    });
+    db.run("alter table t rename id to number; alter table t rename to u; alter table u add late int default 7, alter number type bigint");
+    until("it is read", || {
+        db.run("select outbox.poll('slow', 5000); select outbox.ack('slow')");
+        db.one::<bool>("select state = 'done' from outbox.backfill_status")
+            .then_some(())
+    });
+    assert!(db.one::<bool>(
+        "select count(*) = 20000 and count(distinct subject) = 20000 and count(*) filter (where payload ->> 'late' = '7') between 1 and 10000
+           from outbox.events where topic like '%.snapshot'"
+    ));
+}
+
+#[test]
 fn it_is_carried_on_after_a_crash_and_waits_for_slow_sinks() {
     let (mut cluster, mut db) = filled(30_000);
     db.run("select outbox.create_sink('slow', 'pull'), outbox.backfill('t', chunk_size => 1000)");
