@@ -1,11 +1,10 @@
 //! The captures whose events can be written without a statement, and what is written then.
 //!
-//! It says the same as [`super::statement`], for the captures that it covers. Others need SQL: partitioned tables, where an expression
-//! tells the partition; adopted outboxes, whose columns are converted; tables without a key. And so do streams whose table somebody has
-//! changed.
+//! It says the same as [`super::statement`], for the captures that it covers. Others need SQL: adopted outboxes, whose columns are
+//! converted; tables without a key; and streams whose table somebody has changed.
 
 use super::statement::{self, Stamp, captured, identity, known_by, named, now};
-use crate::pg::append::{Field, Payload, Plan, Source};
+use crate::pg::append::{Field, Level, Partitions, Payload, Plan, Source};
 use crate::pg::firing::{Cell, Operation, Side};
 use crate::store::captures::{self, Capture, Column};
 
@@ -19,7 +18,6 @@ pub(super) fn of(
 ) -> Option<Plan> {
     let is_covered = capture.stream_is_plain
         && capture.mapping.is_empty()
-        && capture.partitions.is_empty()
         && !capture.key.is_empty()
         && operation != Operation::Truncate;
     let topic = statement::topic(capture, operation, prefix);
@@ -51,6 +49,30 @@ pub(super) fn of(
         headers: (!attributes.is_empty())
             .then(|| serde_json::Value::Object(attributes).to_string()),
         for_sink: stamp.for_sink,
+        partitions: match capture.partitions.is_empty() {
+            true => None,
+            false => Some(partitions(capture, &rows)?),
+        },
+    })
+}
+
+fn partitions(capture: &Capture, rows: &Rows) -> Option<Partitions> {
+    let side = now(rows.operation);
+    let level = |division: &captures::Division| {
+        let key = division.key.iter();
+        let key = key.map(|name| Some(rows.source(side, named(capture, name)?)?.index));
+        Some(Level {
+            table: division.table,
+            strategy: division.strategy,
+            key: key.collect::<Option<_>>()?,
+            functions: division.functions.clone(),
+            collations: division.collations.clone(),
+        })
+    };
+    let names = capture.partitions.iter();
+    Some(Partitions {
+        levels: capture.divisions.iter().map(level).collect::<Option<_>>()?,
+        names: names.map(|it| (it.oid, it.name.clone())).collect(),
     })
 }
 

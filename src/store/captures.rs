@@ -2,6 +2,7 @@
 
 use pgrx::pg_sys;
 
+use crate::pg::append::Strategy;
 use crate::pg::spi::{Arg, Row, Spi};
 
 /// What an event of a capture carries.
@@ -59,11 +60,25 @@ pub(crate) struct Capture {
     pub(crate) table_columns: Vec<Column>,
     /// Where the written table is partitioned itself: the partitions in which a row can end up.
     pub(crate) partitions: Vec<Partition>,
+    /// And by what they are told apart: of the written table, first, and of those of its partitions that are partitioned themselves.
+    pub(crate) divisions: Vec<Division>,
+}
+
+/// By what a partitioned table is divided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Division {
+    pub(crate) table: pg_sys::Oid,
+    pub(crate) strategy: Strategy,
+    pub(crate) key: Vec<String>,
+    /// What compares, or hashes, the values of each column of the key, and under which collation.
+    pub(crate) functions: Vec<pg_sys::Oid>,
+    pub(crate) collations: Vec<pg_sys::Oid>,
 }
 
 /// A partition that holds rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Partition {
+    pub(crate) oid: pg_sys::Oid,
     /// Schema and table, quoted where SQL needs it.
     pub(crate) name: String,
     /// What is true of all of its rows, as an SQL expression over the columns; its names are qualified unless they are in pg_catalog.
@@ -105,7 +120,7 @@ const COLUMNS: &str = "
 /// The youngest come first: they get most of the rows. None where a partition is chosen by an expression, which may hold a user's code, or by
 /// a column of a domain, whose checks its constant would run.
 const PARTITIONS: &str = "
-    select format('%I.%I', n.nspname, r.relname), pg_catalog.pg_get_partition_constraintdef(r.oid)
+    select format('%I.%I', n.nspname, r.relname), pg_catalog.pg_get_partition_constraintdef(r.oid), r.oid
       from pg_catalog.pg_partition_tree($1) t
       join pg_catalog.pg_class r on r.oid = t.relid join pg_catalog.pg_namespace n on n.oid = r.relnamespace
      where t.isleaf and r.relispartition and t.relid::oid <> $1
@@ -115,6 +130,37 @@ const PARTITIONS: &str = "
                                where a.attrelid = p.partrelid and a.attnum = any (p.partattrs)
                                  and y.oid >= 16384 and not (y.typtype = 'e' or (y.typtype = 'b' and y.typelem = 0))))
      order by r.oid desc";
+
+const DIVISIONS: &str = "
+    select p.partrelid, p.partstrat::text, array_agg(a.attname::text order by k.place), array_agg(m.amproc::oid::text order by k.place),
+           array_agg(k.coll::text order by k.place)
+      from pg_catalog.pg_partition_tree($1) t
+      join pg_catalog.pg_partitioned_table p on p.partrelid = t.relid
+     cross join unnest(p.partattrs::int2[], p.partclass::oid[], p.partcollation::oid[]) with ordinality k (number, class, coll, place)
+      join pg_catalog.pg_attribute a on a.attrelid = p.partrelid and a.attnum = k.number
+      join pg_catalog.pg_opclass o on o.oid = k.class
+      join pg_catalog.pg_amproc m on m.amprocfamily = o.opcfamily and m.amproclefttype = o.opcintype and m.amprocrighttype = o.opcintype
+                                 and m.amprocnum = case p.partstrat when 'h' then 2 else 1 end
+     group by p.partrelid, p.partstrat, t.level order by t.level";
+
+fn division(row: &Row) -> Division {
+    let oids = |column| {
+        let texts = row.texts(column).unwrap_or_default();
+        let oids = texts.iter().filter_map(|oid| oid.parse::<u32>().ok());
+        oids.map(pg_sys::Oid::from).collect()
+    };
+    Division {
+        table: row.oid(0).unwrap_or(pg_sys::InvalidOid),
+        strategy: match row.text(1).as_deref() {
+            Some("h") => Strategy::Hash,
+            Some("l") => Strategy::List,
+            _ => Strategy::Range,
+        },
+        key: row.texts(2).unwrap_or_default(),
+        functions: oids(3),
+        collations: oids(4),
+    }
+}
 
 fn capture(row: &Row) -> Capture {
     let text = |column| row.text(column).unwrap_or_default();
@@ -149,6 +195,7 @@ fn capture(row: &Row) -> Capture {
         stream_is_plain: row.bool(22).unwrap_or(false),
         table_columns: Vec::new(),
         partitions: Vec::new(),
+        divisions: Vec::new(),
     }
 }
 
@@ -165,7 +212,11 @@ pub(crate) fn of(spi: &Spi, relation: pg_sys::Oid) -> Option<Capture> {
     found.partitions = partitions.map(|row| Partition {
         name: row.text(0).unwrap_or_default(),
         constraint: row.text(1).unwrap_or_else(|| "true".to_owned()),
+        oid: row.oid(2).unwrap_or(pg_sys::InvalidOid),
     });
+    if !found.partitions.is_empty() {
+        found.divisions = spi.read(DIVISIONS, &columns[..1]).map(division);
+    }
     Some(found)
 }
 

@@ -293,3 +293,85 @@ fn rows_that_replication_applies_are_an_option() {
     );
     assert_eq!(changes[1].payload["after"]["n"], 2);
 }
+
+#[test]
+fn values_of_many_types_find_their_partitions() {
+    let (_cluster, mut db) = quiet();
+    db.run("create type mood as enum ('sad', 'ok', 'glad')");
+    for (strategy, type_, bounds, values) in [
+        (
+            "range",
+            "timestamptz",
+            [
+                "from (minvalue) to ('2024-01-01 00:00+02')",
+                "from ('2024-01-01 00:00+02') to ('2025-01-01')",
+                "default",
+            ],
+            "('2023-12-31 21:59:59+00'), ('2023-12-31 22:00:00+00'), ('2026-01-01'), (null), ('-infinity')",
+        ),
+        (
+            "range",
+            "numeric(10, 2)",
+            ["from (-1.50) to (0)", "from (0) to (maxvalue)", "default"],
+            "(-1.50), (-1.51), (0), ('NaN'), (null)",
+        ),
+        (
+            "range",
+            "text collate \"C\"",
+            ["from ('a') to ('b')", "from ('b') to ('ö')", "default"],
+            "('a'), ('az'), ('b'), ('öl'), ('B'), ('')",
+        ),
+        (
+            "list",
+            "mood",
+            ["in ('sad', null)", "in ('ok')", "default"],
+            "('sad'), ('ok'), ('glad'), (null)",
+        ),
+        (
+            "list",
+            "varchar(9)",
+            ["in ('x', 'y')", "in (null)", "default"],
+            "('x'), ('y'), ('z'), (null), ('')",
+        ),
+        (
+            "list",
+            "boolean",
+            ["in (true)", "in (false)", "default"],
+            "(true), (false), (null)",
+        ),
+        (
+            "hash",
+            "uuid",
+            [
+                "with (modulus 2, remainder 0)",
+                "with (modulus 4, remainder 1)",
+                "with (modulus 4, remainder 3)",
+            ],
+            "('a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'), (null), ('b0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'), ('c0eebc99-9c0b-4ef8-bb6d-6bb9bd380a12')",
+        ),
+    ] {
+        db.run(&format!("create table t (id int generated always as identity, k {type_}, n int default 0) partition by {strategy} (k)"));
+        for (place, bound) in bounds.iter().enumerate() {
+            let bound = if *bound == "default" {
+                (*bound).to_owned()
+            } else {
+                format!("for values {bound}")
+            };
+            db.run(&format!("create table t_{place} partition of t {bound}"));
+        }
+        db.run("select outbox.capture('t', key => '{id}')");
+        db.run(&format!("insert into t (k) values {values}"));
+        let placed = "select count(*) = (select count(*) from outbox.events) and bool_and(e.headers ->> 'partition' = 'public.' || t.tableoid::regclass::text)
+                        from t left join outbox.events e on e.subject = t.id::text and (e.payload ->> 'n')::int = t.n";
+        assert!(db.one::<bool>(placed), "{strategy} {type_}: insert");
+        db.run("delete from outbox.events; update t set n = 1");
+        assert!(db.one::<bool>(placed), "{strategy} {type_}: update");
+        db.run("delete from outbox.events; create table kept as select *, tableoid::regclass::text as part from t; delete from t");
+        assert!(
+            db.one::<bool>("select count(*) = (select count(*) from kept) and bool_and(e.headers ->> 'partition' = 'public.' || k.part)
+                              from kept k join outbox.events e on e.subject = k.id::text"),
+            "{strategy} {type_}: delete"
+        );
+        db.run("drop table t, kept; delete from outbox.events");
+    }
+}

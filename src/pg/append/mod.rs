@@ -4,14 +4,18 @@
 //! What comes out is what the statement would have written. Which captures can have it is decided elsewhere (`capture/recipe.rs`).
 
 mod jsonb;
+mod routing;
 mod table;
 mod value;
 
+use std::collections::HashMap;
 use std::ffi::CString;
 
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use self::jsonb::{Object, Writer};
+pub(crate) use self::routing::{Level, Strategy};
+use self::routing::{Levels, Router};
 use self::table::Table;
 use self::value::{Type, bytes_of};
 use super::error::Complaint;
@@ -59,6 +63,15 @@ pub(crate) struct Plan {
     /// JSON text of members that all headers get.
     pub(crate) headers: Option<String>,
     pub(crate) for_sink: Option<i32>,
+    pub(crate) partitions: Option<Partitions>,
+}
+
+/// What is written to is partitioned: the headers name the partition that a row is in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Partitions {
+    /// What is written to, first, and what of it is partitioned further.
+    pub(crate) levels: Vec<Level>,
+    pub(crate) names: Vec<(pg_sys::Oid, String)>,
 }
 
 /// What a session has said of its events.
@@ -77,6 +90,7 @@ pub(crate) struct Recipe {
     subject: Vec<(usize, Type)>,
     tenant: Option<(usize, Type)>,
     payload: Shape,
+    levels: Option<Levels>,
 }
 
 enum Shape {
@@ -139,6 +153,10 @@ impl Recipe {
                     Shape::Versions(before.as_deref().map(parts), after.as_deref().map(parts))
                 }
             },
+            levels: plan
+                .partitions
+                .as_ref()
+                .map(|partitions| Levels::new(partitions.levels.clone())),
             plan,
         }
     }
@@ -197,6 +215,12 @@ struct Events<'a> {
     subject: Vec<u8>,
     tenant: Vec<u8>,
     json: Writer,
+    router: Option<Router<'a>>,
+    /// The headers of all, to which those of each partition are added.
+    headers: Option<pg_sys::Datum>,
+    by_partition: HashMap<Option<pg_sys::Oid>, pg_sys::Datum>,
+    /// Where what is made for several rows lies.
+    memory: pg_sys::MemoryContext,
     /// What is made for one row, emptied with each.
     scratch: pg_sys::MemoryContext,
 }
@@ -222,6 +246,11 @@ impl<'a> Events<'a> {
             subject: Vec::new(),
             tenant: Vec::new(),
             json: Writer::default(),
+            router: recipe.levels.as_ref().map(Router::new),
+            headers: headers(recipe.plan.headers.as_deref(), session.headers.as_deref()),
+            by_partition: HashMap::new(),
+            // SAFETY: reads a global.
+            memory: unsafe { pg_sys::CurrentMemoryContext },
             scratch,
         };
         // SAFETY: the transaction has an id before it draws its first number.
@@ -237,7 +266,7 @@ impl<'a> Events<'a> {
             let tenant = datum_of(&events.tenant);
             events.set(column::TENANT, tenant);
         }
-        if let Some(headers) = headers(recipe.plan.headers.as_deref(), session.headers.as_deref()) {
+        if let Some(headers) = events.headers {
             events.set(column::HEADERS, headers);
         }
         events
@@ -265,6 +294,11 @@ impl<'a> Events<'a> {
                 self.nulls[column::TENANT] = !texts(tenant, row, &mut self.tenant);
                 self.values[column::TENANT] = datum_of(&self.tenant);
             }
+            if let Some(router) = &mut self.router {
+                let partition = router.find(row);
+                let headers = self.headers_in(partition);
+                self.set(column::HEADERS, headers);
+            }
             let fits = payload(&recipe.payload, recipe.plan.same, row, &mut self.json);
             let payload = self.json.bytes();
             if !fits {
@@ -291,6 +325,28 @@ impl<'a> Events<'a> {
         }
     }
 
+    /// The headers of events of rows in a partition.
+    fn headers_in(&mut self, partition: Option<pg_sys::Oid>) -> pg_sys::Datum {
+        if let Some(headers) = self.by_partition.get(&partition) {
+            return *headers;
+        }
+        let partitions = self.recipe.plan.partitions.as_ref();
+        let mut names = partitions.into_iter().flat_map(|it| &it.names);
+        let name = names.find(|(oid, _)| Some(*oid) == partition);
+        let member = serde_json::json!({ "partition": name.map(|(_, name)| name) });
+        // SAFETY: it is kept until the statement is through.
+        let before = unsafe { pg_sys::MemoryContextSwitchTo(self.memory) };
+        let member = read_json(&member.to_string());
+        let headers = match self.headers {
+            Some(headers) => concatenated(headers, member),
+            None => member,
+        };
+        // SAFETY: as it was.
+        unsafe { pg_sys::MemoryContextSwitchTo(before) };
+        self.by_partition.insert(partition, headers);
+        headers
+    }
+
     fn id(&mut self) {
         let Some(digits) = catalog::random_hex() else {
             Complaint::new(
@@ -308,6 +364,9 @@ impl<'a> Events<'a> {
 
     fn close(self) {
         self.table.close();
+        if let Some(router) = self.router {
+            router.close();
+        }
         // SAFETY: made in `new`; nothing refers to it any more.
         unsafe { pg_sys::MemoryContextDelete(self.scratch) };
     }
@@ -331,17 +390,21 @@ const CONCATENATE: pg_sys::Oid = pg_sys::Oid::from_u32(3301);
 
 /// The headers of all events of a statement: what the session says, with the members of the capture on top.
 fn headers(members: Option<&str>, session: Option<&str>) -> Option<pg_sys::Datum> {
-    let read = |text: &str| {
-        let text = CString::new(encoding::to_database(text)).unwrap_or_default();
-        exact::read(text.as_bytes_with_nul())
-    };
-    match (session.map(read), members.map(read)) {
-        // SAFETY: both are jsonb.
-        (Some(session), Some(members)) => Some(unsafe {
-            pg_sys::OidFunctionCall2Coll(CONCATENATE, pg_sys::InvalidOid, session, members)
-        }),
+    match (session.map(read_json), members.map(read_json)) {
+        (Some(session), Some(members)) => Some(concatenated(session, members)),
         (session, members) => session.or(members),
     }
+}
+
+fn read_json(text: &str) -> pg_sys::Datum {
+    let text = CString::new(encoding::to_database(text)).unwrap_or_default();
+    exact::read(text.as_bytes_with_nul())
+}
+
+/// Of two jsonb.
+fn concatenated(first: pg_sys::Datum, second: pg_sys::Datum) -> pg_sys::Datum {
+    // SAFETY: both are jsonb.
+    unsafe { pg_sys::OidFunctionCall2Coll(CONCATENATE, pg_sys::InvalidOid, first, second) }
 }
 
 /// # Safety

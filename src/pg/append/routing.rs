@@ -123,7 +123,7 @@ unsafe fn place(
     // SAFETY: as the caller promises.
     let key = key.map(|&index| unsafe { value(row, index) });
     let key = key.collect::<Vec<_>>();
-    let nulls = key.iter().map(Option::is_none).collect::<Vec<_>>();
+    let mut nulls = key.iter().map(Option::is_none).collect::<Vec<_>>();
     let values = key
         .iter()
         .map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
@@ -135,9 +135,9 @@ unsafe fn place(
     // SAFETY: there is a function, a collation, a value and a mark of null for each column of the key; the bounds are as their strategy
     // has them.
     unsafe {
-        let bounds = &mut *bounds;
+        let info = &*bounds;
         let at = |place: i32| match usize::try_from(place) {
-            Ok(place) => *bounds.indexes.add(place),
+            Ok(place) => *info.indexes.add(place),
             Err(_) => -1,
         };
         let found = match ready.level.strategy {
@@ -146,12 +146,12 @@ unsafe fn place(
                     count,
                     functions,
                     collations,
-                    values.as_ptr(),
-                    nulls.as_ptr(),
+                    values.as_mut_ptr(),
+                    nulls.as_mut_ptr(),
                 );
-                at((hash % u64::try_from(bounds.nindexes).unwrap_or(1).max(1)) as i32)
+                at((hash % u64::try_from(info.nindexes).unwrap_or(1).max(1)) as i32)
             }
-            Strategy::List if nulls[0] => bounds.null_index,
+            Strategy::List if nulls[0] => info.null_index,
             Strategy::List => {
                 let place = pg_sys::partition_list_bsearch(
                     functions,
@@ -175,10 +175,6 @@ unsafe fn place(
                 at(place + 1)
             }
         };
-        if found < 0 {
-            bounds.default_index
-        } else {
-            found
-        }
+        if found < 0 { info.default_index } else { found }
     }
 }
