@@ -94,6 +94,7 @@ pub extern "C-unwind" fn _PG_init() {
     pg::statement::watch_log();
     if pg::background::is_preloading() {
         pg::shmem::reserve();
+        pg::culprits::reserve();
         pg::background::register_launcher();
     }
 }

@@ -260,3 +260,38 @@ fn a_transform_that_raises_for_every_event_is_an_outage_and_heals_when_it_is_men
     doubled.sort_unstable();
     assert_eq!(doubled, (1..=15).map(|n| 4 * n).collect::<Vec<_>>());
 }
+
+#[test]
+fn a_function_that_drops_its_own_sink_has_failed() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run(
+        "create table taken (id text);
+         create function f(events outbox.event[]) returns void language plpgsql as $$
+         begin
+             insert into public.taken select id from unnest(events);
+             if exists (select from unnest(events) where id = 'n2') then
+                 perform outbox.drop_sink('f');
+             end if;
+         end $$",
+    );
+    db.run(r#"select outbox.create_sink('f', 'function', config => '{"function": "f"}')"#);
+    emit(&mut db, 1..=2);
+    let failing = until_status(&mut db, "f", "some attempts", |status| status.attempts >= 3);
+    assert_eq!(
+        failing.last_error.as_deref(),
+        Some("it drops the sink that it is called for (SQLSTATE 55006)")
+    );
+    // As any other failure that is one event's.
+    emit(&mut db, 3..=3);
+    let dead = until_dead(&mut db, "f", 1);
+    assert_eq!(
+        (dead[0].id(), dead[0].error.as_str()),
+        (
+            "n2",
+            "it drops the sink that it is called for (SQLSTATE 55006)"
+        )
+    );
+    until_idle(&mut db, "f");
+    assert_eq!(db.all::<String>("select id from taken"), ids([1, 3]));
+}

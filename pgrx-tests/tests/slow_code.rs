@@ -5,9 +5,9 @@ mod workers;
 
 use outbox_tests::{Cluster, Receiver, Sql, until};
 use postgres::Client;
-use scene::{emit, http_sink, ids, quick, until_idle, until_status};
+use scene::{emit, http_sink, ids, quick, status, until_idle, until_status};
 use serde_json::json;
-use workers::dispatcher;
+use workers::{another_dispatcher, dispatcher, until_gone};
 
 /// A sink whose filter or transform waits while somebody else holds the advisory lock 7.
 fn slow_sink(db: &mut Client, receiver: &Receiver, arguments: &str) {
@@ -95,4 +95,139 @@ fn without_a_process_to_be_had_a_slow_transform_is_waited_for() {
     let idle = until_idle(&mut db, "a_slow");
     assert_eq!((idle.delivered, idle.dead_letters), (5, 0));
     assert_eq!(slow.ids(), ids(1..=5));
+}
+
+/// A function's body that goes on when it is cancelled.
+const STUBBORN: &str = "begin loop begin perform pg_sleep(100); exception when query_canceled then null; end; end loop; end";
+
+const STUBBORN_ERROR: &str = "its filter, transform or function took too long and did not end when it was cancelled, so its process was ended";
+
+#[test]
+fn a_transform_that_does_not_let_itself_be_cancelled_stops_nobody_else() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let (bad, other) = (Receiver::start(), Receiver::start());
+    db.run(&format!(
+        "create function t(e outbox.event) returns jsonb language plpgsql as $$ {STUBBORN} $$"
+    ));
+    http_sink(&mut db, "other", &other, json!({}), "");
+    let first = dispatcher(&cluster, "app");
+    http_sink(
+        &mut db,
+        "bad",
+        &bad,
+        json!({}),
+        "transform => 'public.t(outbox.event)'",
+    );
+    emit(&mut db, 1..=5);
+    let second = another_dispatcher(&cluster, "app", first);
+    let said = until_status(&mut db, "bad", "said to be at fault", |status| {
+        status.last_error.is_some()
+    });
+    assert_eq!(said.last_error.as_deref(), Some(STUBBORN_ERROR));
+    assert_eq!(said.state, "error");
+    other.wait_for_distinct(5);
+    emit(&mut db, 6..=10);
+    other.wait_for_distinct(10);
+    assert_eq!(status(&mut db, "other").lease_pid, Some(second));
+
+    db.run(
+        "create or replace function t(e outbox.event) returns jsonb language sql return e.payload;
+         select outbox.resume_sink('bad')",
+    );
+    // By itself it had longer.
+    db.run("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'pg_outbox sink bad'");
+    let idle = until_idle(&mut db, "bad");
+    assert_eq!((idle.delivered, idle.dead_letters), (10, 0));
+    assert_eq!(bad.ids(), ids(1..=10));
+    assert_eq!(dispatcher(&cluster, "app"), second);
+}
+
+#[test]
+fn a_function_that_does_not_let_itself_be_cancelled_ends_with_its_process() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run(&format!(
+        "create table taken (id text);
+         create function f(events outbox.event[]) returns void language plpgsql as $$ {STUBBORN} $$"
+    ));
+    let first = dispatcher(&cluster, "app");
+    db.run(
+        r#"select outbox.create_sink('bad', 'function', config => '{"function": "f", "timeout_ms": 100}')"#,
+    );
+    emit(&mut db, 1..=5);
+    let said = until_status(&mut db, "bad", "said to be at fault", |status| {
+        status.last_error.is_some()
+    });
+    assert_eq!(said.last_error.as_deref(), Some(STUBBORN_ERROR));
+    db.run(
+        "create or replace function f(events outbox.event[]) returns void language sql
+             as 'insert into public.taken select id from unnest(events)';
+         select outbox.resume_sink('bad')",
+    );
+    let idle = until_idle(&mut db, "bad");
+    assert_eq!((idle.delivered, idle.dead_letters), (5, 0));
+    assert_eq!(db.all::<String>("select id from taken"), ids(1..=5));
+    assert_eq!(dispatcher(&cluster, "app"), first);
+}
+
+/// A sink of kind function `f`, which never comes to an end, with 5 events; and its process, which has called it.
+fn hanging(cluster: &Cluster, db: &mut Client) -> i32 {
+    db.run(&format!(
+        "create table taken (id text);
+         create function f(events outbox.event[]) returns void language plpgsql as $$ {STUBBORN} $$;
+         create function outbox_pid() returns setof int language sql as $$
+             select pid from pg_stat_activity where application_name = 'pg_outbox sink f' and wait_event = 'PgSleep' $$"
+    ));
+    db.run(r#"select outbox.create_sink('f', 'function', config => '{"function": "f"}')"#);
+    emit(db, 1..=5);
+    let mut admin = cluster.connect();
+    until("the function to be called", || {
+        admin.all("select outbox_pid()").pop()
+    })
+}
+
+const MENDED: &str = "create or replace function f(events outbox.event[]) returns void language sql
+                          as 'insert into public.taken select id from unnest(events)'";
+
+#[test]
+fn a_function_that_hangs_ends_when_its_sink_is_paused_or_altered() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let pid = hanging(&cluster, &mut db);
+    // Readers do not wait for it.
+    assert_eq!(
+        db.all::<String>("select id from outbox.read(max_events => 10)"),
+        ids(1..=5)
+    );
+    db.run("select outbox.alter_sink('f', batch_size => 3)");
+    until_gone(&cluster, pid);
+    let pid: i32 = until("the function to be called again", || {
+        db.all("select outbox_pid()").pop()
+    });
+    db.run("select outbox.pause_sink('f')");
+    until_gone(&cluster, pid);
+    assert_eq!(status(&mut db, "f").state, "paused");
+    db.run(MENDED);
+    db.run("select outbox.resume_sink('f')");
+    until_idle(&mut db, "f");
+    assert_eq!(db.all::<String>("select id from taken"), ids(1..=5));
+}
+
+#[test]
+fn a_function_that_hangs_ends_when_its_sink_is_dropped() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let pid = hanging(&cluster, &mut db);
+    db.run("select outbox.drop_sink('f')");
+    until_gone(&cluster, pid);
+}
+
+#[test]
+fn a_function_that_hangs_does_not_keep_the_extension_from_being_dropped() {
+    let cluster = quick().setting("outbox.poll_interval", "1h").start();
+    let mut db = cluster.connect();
+    let pid = hanging(&cluster, &mut db);
+    db.run("drop extension pg_outbox cascade");
+    until_gone(&cluster, pid);
 }

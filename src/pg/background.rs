@@ -92,6 +92,26 @@ pub(crate) fn begin_dispatcher(database: pg_sys::Oid, sink: Option<&str>) {
     }
 }
 
+/// Asks a worker that this process has started to end. The caller has seen that it runs.
+pub(crate) fn terminate(pid: i32) {
+    // SAFETY: sends a signal.
+    unsafe { libc::kill(pid, libc::SIGTERM) };
+}
+
+/// Whether the process that has started this worker is still there.
+pub(crate) fn starter_lives() -> bool {
+    // SAFETY: reads what the postmaster has set up before the worker ran; no signal is sent.
+    unsafe {
+        let entry = pg_sys::MyBgworkerEntry;
+        let starter = if entry.is_null() {
+            0
+        } else {
+            (*entry).bgw_notify_pid
+        };
+        starter == 0 || libc::kill(starter, 0) == 0
+    }
+}
+
 /// From now on nothing waits long for a lock: the worker is about to end.
 pub(crate) fn be_brief() {
     set(c"lock_timeout", "1s");

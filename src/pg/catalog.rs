@@ -124,6 +124,12 @@ pub(crate) fn own_xid() -> Option<u64> {
     (xid != 0).then_some(xid)
 }
 
+/// Whether a transaction with this id, which lacks the epoch, is open.
+pub(crate) fn is_running(xid: u32) -> bool {
+    // SAFETY: looks into shared memory, whatever the number is.
+    unsafe { pg_sys::TransactionIdIsInProgress(pg_sys::TransactionId::from_inner(xid)) }
+}
+
 /// Whether the server is a standby in recovery: nothing can be written.
 pub(crate) fn in_recovery() -> bool {
     // SAFETY: reads shared state.

@@ -161,6 +161,20 @@ pub(crate) fn database_is_wanted(database: pg_sys::Oid) -> bool {
     is_taken(&tag, pg_sys::RowExclusiveLock as i32)
 }
 
+/// Whether somebody holds the extension, or waits for it, to drop or alter it. Needs no transaction.
+pub(crate) fn extension_is_wanted(extension: pg_sys::Oid) -> bool {
+    let tag = pg_sys::LOCKTAG {
+        // SAFETY: a plain global of this process.
+        locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        locktag_field2: pg_sys::ExtensionRelationId.to_u32(),
+        locktag_field3: extension.to_u32(),
+        locktag_field4: 0,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
+        locktag_lockmethodid: DEFAULT_METHOD,
+    };
+    is_taken(&tag, pg_sys::AccessShareLock as i32)
+}
+
 /// Holds a table for reading until the open transaction ends; false if somebody holds it, or waits for it, against readers: whoever
 /// drops or rewrites one stream's table must not stop those who read another's.
 pub(crate) fn hold_table(table: u32) -> bool {

@@ -8,6 +8,7 @@ pub(crate) mod append;
 pub(crate) mod background;
 pub(crate) mod call;
 pub(crate) mod catalog;
+pub(crate) mod culprits;
 pub(crate) mod encoding;
 pub(crate) mod error;
 pub(crate) mod exact;

@@ -1,17 +1,20 @@
 //! A time limit for code that runs in this process: what statement_timeout is for the statements of a client.
 //!
-//! The timer is one of its own, beside those of the server, so that in a session statement_timeout goes on counting.
+//! The timer is one of its own, beside those of the server, so that in a session statement_timeout goes on counting. Code may catch a
+//! cancel request and go on: it is cancelled again and again, and a worker, for which nobody else may wait, ends in the end.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
 use pgrx::pg_sys;
 
+use super::culprits::{self, Culprit};
+
 // From utils/timeout.h, which pgrx does not bind.
 unsafe extern "C-unwind" {
     fn RegisterTimeout(id: c_int, handler: Option<unsafe extern "C-unwind" fn()>) -> c_int;
-    fn enable_timeout_after(id: c_int, delay_ms: c_int);
+    fn enable_timeout_every(id: c_int, fin_time: pg_sys::TimestampTz, delay_ms: c_int);
     fn disable_timeout(id: c_int, keep_indicator: bool);
 }
 
@@ -26,11 +29,28 @@ const UNREGISTERED: c_int = -1;
 static TIMER: AtomicI32 = AtomicI32::new(UNREGISTERED);
 static EXPIRED: AtomicBool = AtomicBool::new(false);
 
+/// Code that is over its limit is cancelled so often, at such intervals, before the worker that runs it ends.
+const CANCELS: u32 = 6;
+const INTERVAL_MS: c_int = 1000;
+static CANCELLED: AtomicU32 = AtomicU32::new(0);
+static CULPRIT: AtomicI64 = AtomicI64::new(0);
+
 /// In a signal handler.
 unsafe extern "C-unwind" fn expire() {
     EXPIRED.store(true, Ordering::SeqCst);
-    // SAFETY: made for signal handlers: it sets flags and the latch.
-    unsafe { pg_sys::StatementCancelHandler(pg_sys::SIGINT.cast_signed()) };
+    let cancelled = CANCELLED.fetch_add(1, Ordering::SeqCst) + 1;
+    // SAFETY: reads pointers and numbers that are set once, when a process starts; the handlers are made to be called here: they set
+    // flags and the latch.
+    unsafe {
+        if cancelled <= CANCELS || pg_sys::MyBgworkerEntry.is_null() {
+            pg_sys::StatementCancelHandler(pg_sys::SIGINT.cast_signed());
+            return;
+        }
+        if cancelled == CANCELS + 1 {
+            culprits::note(pg_sys::MyDatabaseId, CULPRIT.load(Ordering::SeqCst));
+        }
+        pg_sys::die(pg_sys::SIGTERM.cast_signed());
+    }
 }
 
 /// Of this process.
@@ -61,17 +81,29 @@ impl Drop for Off {
     }
 }
 
+/// How long something may take, and whose it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit {
+    pub(crate) time: Duration,
+    pub(crate) culprit: Culprit,
+}
+
 /// Runs `body`, which is cancelled if it takes longer than `limit`. [`take_expired`] is to be asked afterwards.
-pub(crate) fn within<R>(limit: Option<Duration>, body: impl FnOnce() -> R) -> R {
+pub(crate) fn within<R>(limit: Option<Limit>, body: impl FnOnce() -> R) -> R {
     EXPIRED.store(false, Ordering::SeqCst);
     let Some(limit) = limit else {
         return body();
     };
+    CANCELLED.store(0, Ordering::SeqCst);
+    CULPRIT.store(limit.culprit.code(), Ordering::SeqCst);
     let id = timer();
     let off = Off(id);
-    let milliseconds = c_int::try_from(limit.as_millis()).unwrap_or(c_int::MAX);
-    // SAFETY: a timer that was registered, and a delay that is greater than zero.
-    unsafe { enable_timeout_after(id, milliseconds.max(1)) };
+    let microseconds = i64::try_from(limit.time.as_micros()).unwrap_or(i64::MAX / 4);
+    // SAFETY: a timer that was registered, a time to come, and an interval that is greater than zero.
+    unsafe {
+        let end = pg_sys::GetCurrentTimestamp().saturating_add(microseconds.max(1000));
+        enable_timeout_every(id, end, INTERVAL_MS);
+    }
     let value = body();
     drop(off);
     value

@@ -2,6 +2,7 @@
 
 use pgrx::pg_sys;
 
+use crate::pg::catalog;
 use crate::pg::spi::{Arg, Row, Spi};
 
 /// Whether a text may be the id of a sink or the name of a secret.
@@ -140,6 +141,28 @@ pub(crate) fn hold(spi: &Spi, sink: &SinkRow) -> Hold {
     } else {
         Hold::Gone
     }
+}
+
+/// Whether a sink could be held now, as far as can be seen without an id of the open transaction: while that does something that takes
+/// long, readers wait for whoever has an id, and whoever drops or alters the sink waits for whoever holds it.
+pub(crate) fn may_be_held(spi: &Spi, sink: &SinkRow) -> bool {
+    let touched = spi
+        .write(
+            "select case when xmax <> '0' then xmax::text::bigint end from outbox.sinks where number = $1 and id = $2",
+            &[Arg::I32(Some(sink.number)), Arg::Text(Some(&sink.id))],
+        )
+        .first(|row| row.i64(0))
+        .flatten();
+    let by_another = touched
+        .and_then(|xid| u32::try_from(xid).ok())
+        .is_some_and(catalog::is_running);
+    !by_another || hold(spi, sink) != Hold::BeingDropped
+}
+
+/// Whether a sink is there, as the open transaction sees it.
+pub(crate) fn is_there(spi: &Spi, number: i32) -> bool {
+    let there = "select from outbox.sinks where number = $1";
+    spi.write(there, &[Arg::I32(Some(number))]).count() == 1
 }
 
 /// What `create` writes beside what `SinkRow` holds.

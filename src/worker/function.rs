@@ -1,26 +1,33 @@
 //! Deliveries to a sink of kind function: a call in the transaction that saves the cursor, with the rights of the sink's owner.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
-use pgrx::pg_sys;
+use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::user_code::{self, FunctionStatement, Stopped};
 use crate::dispatch::{Failure, Outcome, Refusal};
+use crate::pg::culprits::Culprit;
+use crate::pg::error::Complaint;
 use crate::pg::security::Path;
 use crate::pg::spi::{Arg, Record, Spi};
+use crate::pg::timeout::Limit;
+use crate::pg::transaction;
 use crate::sinks::{FunctionConfig, LONGEST, one_line};
 use crate::store::events;
-use crate::store::sinks::SinkRow;
+use crate::store::sinks::{self, SinkRow};
 
 /// How to call a sink's function.
 #[derive(Debug, Clone)]
 pub(crate) struct Call {
     statement: FunctionStatement,
     owner: pg_sys::Oid,
-    timeout: Option<Duration>,
+    /// The sink's.
+    number: i32,
+    limit: Option<Limit>,
     reports: bool,
 }
+
+const DROPS_SINK: &str = "it drops the sink that it is called for";
 
 const GONE: &str = "its function does not exist any more";
 
@@ -66,7 +73,11 @@ impl Call {
         Ok(Self {
             statement: FunctionStatement::new(function, sql),
             owner: sink.owner,
-            timeout: config.timeout,
+            number: sink.number,
+            limit: config.timeout.map(|time| Limit {
+                time,
+                culprit: Culprit::Sink(sink.number),
+            }),
             reports,
         })
     }
@@ -80,23 +91,31 @@ impl Call {
     }
 
     /// Calls it with events; `seqs` are theirs, in the same order. What it did is undone if it fails.
-    pub(crate) fn deliver(&self, records: &[Record], seqs: &[i64]) -> Outcome {
+    pub(crate) fn deliver(&self, spi: &Spi, records: &[Record], seqs: &[i64]) -> Outcome {
         let Some(statement) = self.statement.now() else {
             return failed(GONE.to_owned());
         };
         let element = events::event_type();
-        let called = user_code::run(self.timeout, self.owner, Path::Session, |spi| {
-            // A constraint that is deferred would be checked at commit, with other rights than the owner's: Postgres does not
-            // allow that from in here. So it is checked at once. Nothing is deferred yet that this could fire: outbox.tick has
-            // seen to what its caller had deferred.
-            spi.write("set constraints all immediate", &[]);
-            let rows = spi.run_user(&statement, &[Arg::Records(records, element)]);
-            if self.reports {
-                rows.map(|row| (row.i64(0), Said::of(row.text(1), row.text(2))))
-            } else {
-                Vec::new()
+        let called = transaction::nested(|| {
+            let called = user_code::run(self.limit, self.owner, Path::Session, |spi| {
+                // A constraint that is deferred would be checked at commit, with other rights than the owner's: Postgres does not
+                // allow that from in here. So it is checked at once. Nothing is deferred yet that this could fire: outbox.tick has
+                // seen to what its caller had deferred.
+                spi.write("set constraints all immediate", &[]);
+                let rows = spi.run_user(&statement, &[Arg::Records(records, element)]);
+                if self.reports {
+                    rows.map(|row| (row.i64(0), Said::of(row.text(1), row.text(2))))
+                } else {
+                    Vec::new()
+                }
+            });
+            if called.is_ok() && !sinks::is_there(spi, self.number) {
+                // If somebody else has dropped it, that is found out when the cursor is saved.
+                Complaint::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, DROPS_SINK).raise();
             }
+            called
         });
+        let called = called.unwrap_or_else(|error| Err(Stopped::Failed(error.summary())));
         match called {
             Err(Stopped::Expired(limit)) => failed(format!(
                 "it took longer than timeout_ms, {} ms",

@@ -2,7 +2,8 @@
 //! whose filter or transform has turned out to be slow.
 //!
 //! Where the server has no worker slot left, the dispatcher serves them itself. A process that ends early is not replaced at
-//! once, nor its function called here: what has ended it would end the dispatcher of all sinks.
+//! once, nor its function called here: what has ended it would end the dispatcher of all sinks. For the same reason a sink whose code
+//! has already ended a process, for it would not let itself be cancelled, is never served here.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -23,6 +24,22 @@ const RAN_WELL: Duration = Duration::from_secs(30);
 struct Running {
     worker: DynamicBackgroundWorker,
     since: Instant,
+    /// Of the sink, when it was started.
+    version: Version,
+    /// It calls a function. What that does is undone when the process ends.
+    calls_function: bool,
+    /// It was asked to end.
+    ending: bool,
+}
+
+impl Running {
+    fn end(&mut self) {
+        // One that has not started yet will see the sink as it is now.
+        if let Ok(pid) = self.worker.pid() {
+            background::terminate(pid);
+            self.ending = true;
+        }
+    }
 }
 
 struct Resting {
@@ -33,12 +50,22 @@ struct Resting {
     version: Option<Version>,
 }
 
+/// A sink whose code has ended processes.
+struct Stubborn {
+    /// How often.
+    times: u32,
+    /// The last of them has not been told yet.
+    news: bool,
+}
+
 #[derive(Default)]
 pub(super) struct Helpers {
     running: BTreeMap<String, Running>,
     resting: BTreeMap<String, Resting>,
     /// Sinks whose filter or transform was slow, as they were then.
     slow: BTreeMap<String, Version>,
+    /// Sinks whose code would not be cancelled.
+    stubborn: BTreeMap<i32, Stubborn>,
     no_slot_until: Option<Instant>,
 }
 
@@ -71,7 +98,7 @@ impl Helpers {
             };
             changed = true;
             let early_ends = match self.resting.remove(&sink) {
-                _ if now.duration_since(running.since) >= RAN_WELL => continue,
+                _ if running.ending || now.duration_since(running.since) >= RAN_WELL => continue,
                 Some(resting) => resting.early_ends + 1,
                 None => 1,
             };
@@ -101,17 +128,29 @@ impl Helpers {
 
     /// Whether the server may have a worker slot for us.
     pub(super) fn may_start(&self) -> bool {
-        self.no_slot_until.is_none_or(|time| time <= Instant::now())
+        self.no_slot_for().is_none()
+    }
+
+    /// When there may be a worker slot again.
+    pub(super) fn no_slot_for(&self) -> Option<Duration> {
+        let until = self.no_slot_until?;
+        let wait = until.saturating_duration_since(Instant::now());
+        (!wait.is_zero()).then_some(wait)
     }
 
     /// Starts the process of a sink whose lease this one has just given back. False if there is no slot.
-    pub(super) fn start(&mut self, sink: &str) -> bool {
-        let started = background::start_dispatcher(catalog::current_database(), Some(sink));
-        match started {
+    pub(super) fn start(&mut self, version: &Version, calls_function: bool) -> bool {
+        let database = catalog::current_database();
+        match background::start_dispatcher(database, Some(&version.id)) {
             Some(worker) => {
-                let since = Instant::now();
-                self.running
-                    .insert(sink.to_owned(), Running { worker, since });
+                let running = Running {
+                    worker,
+                    since: Instant::now(),
+                    version: version.clone(),
+                    calls_function,
+                    ending: false,
+                };
+                self.running.insert(version.id.clone(), running);
                 true
             }
             None => {
@@ -121,13 +160,50 @@ impl Helpers {
         }
     }
 
+    /// Ends those that call functions of sinks that are gone, paused or changed: the call may never end.
+    pub(super) fn end_changed(&mut self, versions: &[Version]) {
+        let running = self.running.values_mut().filter(|running| {
+            running.calls_function && !running.ending && !versions.contains(&running.version)
+        });
+        running.for_each(Running::end);
+    }
+
+    /// Ends all that call functions: somebody waits for what they hold.
+    pub(super) fn end_functions(&mut self) {
+        let running = self.running.values_mut();
+        let calling = running.filter(|running| running.calls_function && !running.ending);
+        calling.for_each(Running::end);
+    }
+
     /// The sink's filter or transform is too slow for a process that others share.
     pub(super) fn note_slow(&mut self, version: &Version) {
         self.slow.insert(version.id.clone(), version.clone());
     }
 
+    /// Whether the sink is to have a process of its own for that.
     pub(super) fn is_slow(&self, version: &Version) -> bool {
-        self.slow.get(&version.id) == Some(version)
+        self.is_stubborn(version) || self.slow.get(&version.id) == Some(version)
+    }
+
+    /// The code of the sink with this number has ended a process.
+    pub(super) fn note_stubborn(&mut self, number: i32) {
+        let stubborn = self.stubborn.entry(number).or_insert(Stubborn {
+            times: 0,
+            news: false,
+        });
+        stubborn.times = stubborn.times.saturating_add(1);
+        stubborn.news = true;
+    }
+
+    /// How often the sink's code has ended a process, if it did so since this was asked last.
+    pub(super) fn stubborn_news(&mut self, version: &Version) -> Option<u32> {
+        let stubborn = self.stubborn.get_mut(&version.number)?;
+        std::mem::take(&mut stubborn.news).then_some(stubborn.times)
+    }
+
+    /// Whether the sink's code has ended a process. It stays away from other sinks, even if it was changed: that may not have helped.
+    pub(super) fn is_stubborn(&self, version: &Version) -> bool {
+        self.stubborn.contains_key(&version.number)
     }
 
     /// Forgets sinks that are gone, and what was said of those that have changed.
@@ -135,6 +211,8 @@ impl Helpers {
         let exists = |sink: &String| versions.iter().any(|version| version.id == *sink);
         self.resting.retain(|sink, _| exists(sink));
         self.slow.retain(|_, version| versions.contains(version));
+        self.stubborn
+            .retain(|number, _| versions.iter().any(|version| version.number == *number));
     }
 
     /// Ends all of them, whatever they do, and waits until they are gone.

@@ -13,8 +13,10 @@ use std::time::Duration;
 use pgrx::pg_sys;
 
 use super::user_code::{self, FunctionStatement, Stopped};
+use crate::pg::culprits::Culprit;
 use crate::pg::security::Path;
 use crate::pg::spi::{Arg, Record, UserStatement};
+use crate::pg::timeout::Limit;
 use crate::pg::{catalog, expression, transaction};
 use crate::store::events::{self, Found};
 use crate::store::sinks::SinkRow;
@@ -23,6 +25,8 @@ use crate::store::sinks::SinkRow;
 #[derive(Debug, Clone)]
 pub(crate) struct Shaping {
     owner: pg_sys::Oid,
+    /// The sink's.
+    number: i32,
     filter: Option<Rc<UserStatement>>,
     transform: Option<FunctionStatement>,
     patience: Patience,
@@ -96,6 +100,7 @@ impl Shaping {
         }
         Ok(Some(Self {
             owner: sink.owner,
+            number: sink.number,
             filter,
             transform: sink
                 .transform
@@ -176,11 +181,17 @@ impl Shaping {
         }
     }
 
+    fn limit(&self) -> Option<Limit> {
+        let culprit = Culprit::Sink(self.number);
+        let time = self.patience.limit();
+        time.map(|time| Limit { time, culprit })
+    }
+
     /// The events that pass the filter.
     fn kept(&self, filter: &UserStatement, records: &[Record]) -> Result<Kept, Fault> {
         let element = events::event_type();
         // Names in it are looked up as they were when it was checked.
-        let limit = self.patience.limit();
+        let limit = self.limit();
         user_code::run(limit, self.owner, Path::Ours, |spi| {
             let rows = spi.run_user(filter, &[Arg::Records(records, element)]);
             let kept = rows.map(|row| (ordinal(row.i64(0)), Made::AsItIs));
@@ -195,7 +206,7 @@ impl Shaping {
             .now()
             .ok_or_else(|| Fault::Of(TRANSFORM_GONE.to_owned()))?;
         let element = events::event_type();
-        let limit = self.patience.limit();
+        let limit = self.limit();
         user_code::run(limit, self.owner, Path::Session, |spi| {
             let rows = spi.run_user(&statement, &[Arg::Records(records, element)]);
             let made = rows.map(|row| {

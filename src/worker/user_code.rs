@@ -10,7 +10,8 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 use crate::pg::error::PgError;
 use crate::pg::security::{self, Path};
 use crate::pg::spi::{Spi, UserStatement, connected};
-use crate::pg::{catalog, latch, lock, timeout, transaction};
+use crate::pg::timeout::{self, Limit};
+use crate::pg::{catalog, latch, lock, transaction};
 
 /// Why something did not come to its end.
 pub(super) enum Stopped {
@@ -25,7 +26,7 @@ pub(super) enum Stopped {
 /// # Errors
 /// What went wrong.
 pub(super) fn run<R>(
-    limit: Option<Duration>,
+    limit: Option<Limit>,
     owner: pg_sys::Oid,
     path: Path,
     body: impl FnOnce(&Spi) -> R,
@@ -35,7 +36,7 @@ pub(super) fn run<R>(
     let expired = timeout::take_expired();
     ran.map_err(|error| match limit {
         Some(limit) if expired && error.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED => {
-            Stopped::Expired(limit)
+            Stopped::Expired(limit.time)
         }
         _ => Stopped::Failed(error.summary()),
     })
@@ -51,7 +52,7 @@ pub(super) fn attempt<R>(
 }
 
 fn attempt_within<R>(
-    limit: Option<Duration>,
+    limit: Option<Limit>,
     owner: pg_sys::Oid,
     path: Path,
     body: impl FnOnce(&Spi) -> R,

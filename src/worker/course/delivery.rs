@@ -18,7 +18,7 @@ use crate::settings;
 use crate::sinks::Batch;
 use crate::store::cursors::Save;
 use crate::store::events;
-use crate::store::sinks::{self, Grouping, Hold};
+use crate::store::sinks::{self, Grouping};
 use crate::store::streams::{self, Horizon};
 
 /// What is to be handed over.
@@ -310,7 +310,7 @@ impl Course {
         if self.due(now()) != Some(Duration::ZERO) && self.unsaved.since.is_none() {
             return self.wants_to_read();
         }
-        if sinks::hold(spi, &self.sink) == Hold::BeingDropped {
+        if !sinks::may_be_held(spi, &self.sink) {
             self.postpone();
             return false;
         }
@@ -319,7 +319,7 @@ impl Course {
             match self.next(now()) {
                 Next::Again => {}
                 Next::Deliver(Handover::Function { records, seqs }) => {
-                    let outcome = call.deliver(&records, &seqs);
+                    let outcome = call.deliver(spi, &records, &seqs);
                     if matches!(outcome, Outcome::Failed(_)) {
                         self.unfit = call.unfit();
                         if self.unfit.is_some() {
@@ -335,7 +335,7 @@ impl Course {
         }
         self.fill_parked(spi);
         if let Some(Handover::Function { records, seqs }) = self.next_parked() {
-            let outcome = call.deliver(&records, &seqs);
+            let outcome = call.deliver(spi, &records, &seqs);
             if matches!(outcome, Outcome::Failed(_)) {
                 self.unfit = call.unfit();
             }
@@ -347,6 +347,7 @@ impl Course {
         }
         if let Some((_, event)) = self.next_redelivery() {
             let outcome = call.deliver(
+                spi,
                 &[events::to_record(spi, &self.reader.stream, &event)],
                 &[event.position.seq],
             );

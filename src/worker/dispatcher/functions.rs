@@ -1,6 +1,6 @@
 //! Function sinks: each delivery is a transaction with the save of its cursor. And which sinks go to processes of their own.
 
-use super::super::course::Target;
+use super::super::course::{Course, Target};
 use super::super::now;
 use super::super::shaping::Patience;
 use super::Dispatcher;
@@ -83,18 +83,25 @@ impl Dispatcher {
                         left.push(id.clone());
                     }
                 }
+                // It must not run here: it is taken again once there is a slot.
+                _ if self.helpers.is_stubborn(course.version()) => left.push(id.clone()),
                 Target::Network if course.is_leaving() => course.set_patience(Patience::Own),
                 Target::Network | Target::Function(_) => {}
             }
         }
         self.save(|course| course.is_leaving() && !course.is_in_flight());
         for id in left {
+            let slot = self.helpers.may_start();
+            let stubborn = |course: &Course| self.helpers.is_stubborn(course.version());
+            if !slot && !self.courses.get(&id).is_some_and(stubborn) {
+                continue;
+            }
             if let Some(course) = self.courses.remove(&id) {
                 self.let_go(&course);
-                if !self.helpers.start(&id) {
-                    // It is taken again with the next look, to be served here.
+                let calls_function = matches!(course.target, Target::Function(_));
+                if !slot || !self.helpers.start(course.version(), calls_function) {
+                    // It is taken again with the next look, to be served here if it may be.
                     self.look_at_all();
-                    return;
                 }
             }
         }

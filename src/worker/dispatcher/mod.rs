@@ -93,6 +93,8 @@ pub(super) struct Dispatcher {
     just_taken: Vec<String>,
     /// The extension is being dropped or altered just now, or a dump is being restored.
     held: bool,
+    /// Somebody waited for the extension when that was looked at last.
+    extension_was_wanted: bool,
     /// The cursors may come from another cluster.
     check_cursors: bool,
     /// A changed sink has a delivery in flight: it is looked at again once that is over.
@@ -164,6 +166,7 @@ impl Dispatcher {
             next_thorough: now,
             just_taken: Vec::new(),
             held: false,
+            extension_was_wanted: false,
             check_cursors: true,
             changing: false,
             last_look: now,
@@ -223,6 +226,8 @@ impl Dispatcher {
             || shmem::is_stopped(database)
             // A function may have released it: pg_advisory_unlock_all().
             || (self.only.is_none() && !lock::take_lease(lock::DISPATCHER))
+            // The next dispatcher starts one of its own.
+            || (self.only.is_some() && !background::starter_lives())
         {
             return Some(End::NotNeeded);
         }
@@ -231,8 +236,18 @@ impl Dispatcher {
             if lock::database_is_wanted(database) {
                 return Some(End::Wanted);
             }
+            self.make_way_for_drop();
         }
         None
+    }
+
+    /// Whoever drops the extension waits for transactions that hold it. Ours are short, but for a function's.
+    fn make_way_for_drop(&mut self) {
+        let is_wanted = self.extension.is_some_and(lock::extension_is_wanted);
+        if is_wanted && self.extension_was_wanted {
+            self.helpers.end_functions();
+        }
+        self.extension_was_wanted = is_wanted;
     }
 
     /// What is known of sinks may not hold any longer.

@@ -11,12 +11,16 @@ use super::super::now;
 use super::super::shaping::Patience;
 use super::{Dispatcher, LEASE_RETRY, Waiting};
 use crate::dispatch::Time;
+use crate::pg::culprits::{self, Culprit};
 use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
-use crate::pg::{lock, transaction};
+use crate::pg::{catalog, lock, transaction};
 use crate::settings;
 use crate::store::health::{self, Health};
 use crate::store::sinks::Version;
+
+/// Why a sink rests whose code has ended the process that ran it.
+const STUBBORN: &str = "its filter, transform or function took too long and did not end when it was cancelled, so its process was ended";
 
 impl Dispatcher {
     pub(super) fn reconcile(&mut self, spi: &Spi, versions: &[Version]) {
@@ -40,9 +44,15 @@ impl Dispatcher {
             }
         }
         self.waiting.retain(|id, _| is_current(id).is_some());
+        self.hear_of_stubborn();
+        self.helpers.end_changed(versions);
         self.helpers.keep_only(versions);
         let at = now();
         for version in versions {
+            if let Some(times) = self.helpers.stubborn_news(version) {
+                self.wait_for(version, Duration::ZERO, times - 1);
+                self.set_aside(spi, version, STUBBORN);
+            }
             let waits = self
                 .waiting
                 .get(&version.id)
@@ -51,7 +61,26 @@ impl Dispatcher {
             if self.courses.contains_key(&version.id) || waits || with_helper {
                 continue;
             }
+            if let Some(wait) = self.helpers.no_slot_for()
+                && self.helpers.is_stubborn(version)
+            {
+                self.wait_for(version, wait, 0);
+                continue;
+            }
             self.take(spi, version, changed.contains(&version.id));
+        }
+    }
+
+    /// Takes note of those whose code has ended a process: the dispatcher before this one, or one that it has started.
+    fn hear_of_stubborn(&mut self) {
+        if self.only.is_some() {
+            return;
+        }
+        for culprit in culprits::take(catalog::current_database()) {
+            match culprit {
+                Culprit::Sink(number) => self.helpers.note_stubborn(number),
+                Culprit::Backfill(_) => {}
+            }
         }
     }
 
@@ -70,6 +99,9 @@ impl Dispatcher {
                     Target::Network | Target::Function(_) => Patience::Own,
                 });
                 course.has_more = false;
+                if self.only.is_none() && self.helpers.is_stubborn(version) {
+                    course.leave();
+                }
                 self.just_taken.push(version.id.clone());
                 self.courses.insert(version.id.clone(), *course);
             }
