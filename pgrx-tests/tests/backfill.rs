@@ -1,15 +1,17 @@
 //! Rows that were there before capture, as events: all of them, once, and never after a change that they do not contain.
 
 mod scene;
+mod workers;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use outbox_tests::{Cluster, Sql, until};
+use outbox_tests::{Cluster, Receiver, Sql, until};
 use postgres::Client;
-use scene::quick;
-use serde_json::Value;
+use scene::{emit, http_sink, quick};
+use serde_json::{Value, json};
+use workers::dispatcher;
 
 /// Topic, subject, payload and headers of the events so far, in order of seq.
 fn events(db: &mut Client) -> Vec<(String, Option<String>, Value, Value)> {
@@ -212,4 +214,124 @@ fn it_is_carried_on_after_a_crash_and_waits_for_slow_sinks() {
         db.one::<i64>("select count(*) from outbox.events where topic like '%snapshot'"),
         30_000
     );
+}
+
+/// Conditions that wait while somebody else holds the advisory lock 7, that take an hour, and that never come to an end, for one row
+/// each.
+const CONDITIONS: &str = "
+    create function waits(n int) returns bool language plpgsql as $$
+    begin
+        if n = 5 then
+            perform pg_advisory_xact_lock_shared(7);
+        end if;
+        return true;
+    end $$;
+    create function sleeps(n int) returns bool language plpgsql as $$
+    begin
+        if n = 18 then
+            perform pg_sleep(3600);
+        end if;
+        return true;
+    end $$;
+    create function hangs(n int) returns bool language plpgsql as $$
+    begin
+        if n = 1 then
+            loop begin perform pg_sleep(100); exception when query_canceled then null; end; end loop;
+        end if;
+        return true;
+    end $$";
+
+/// Until the backfill is not running any more; why it is not.
+fn until_stopped(db: &mut Client) -> Option<String> {
+    until("the backfill is stopped", || {
+        db.one::<bool>("select state = 'stopped' from outbox.backfill_status")
+            .then_some(())
+    });
+    db.one("select error from outbox.backfill_status")
+}
+
+#[test]
+fn a_condition_that_takes_its_time_holds_up_sinks_and_writers_for_a_while_only() {
+    let (_cluster, mut db) = filled(20);
+    db.run(CONDITIONS);
+    let receiver = Receiver::start();
+    http_sink(
+        &mut db,
+        "a",
+        &receiver,
+        json!({}),
+        "topics => '{test.numbered}'",
+    );
+    db.run("select outbox.backfill('t', condition => 'public.sleeps(new.n)', chunk_size => 8)");
+    // Rows are taken in the order of (k, id): those with an even number first.
+    let why = until("it is said to be late", || {
+        db.one::<Option<String>>("select error from outbox.backfill_status")
+    });
+    assert!(why.ends_with("took longer than 5s"), "{why}");
+    emit(&mut db, 1..=3);
+    receiver.wait_for(3);
+    db.run("update t set n = n where n = 18");
+    assert_eq!(
+        until_stopped(&mut db).as_deref(),
+        Some("a single row took longer than 5s, 3 times")
+    );
+    // What comes before that row has been taken, and no more.
+    let taken = events(&mut db)
+        .into_iter()
+        .filter(|event| event.0 == "outbox.public.t.snapshot");
+    let taken = taken.map(|event| event.2["n"].as_i64().unwrap_or(0));
+    assert_eq!(taken.collect::<Vec<_>>(), [2, 4, 6, 8, 10, 12, 14, 16]);
+}
+
+#[test]
+fn a_condition_that_does_not_let_itself_be_cancelled_stops_its_backfill() {
+    let (cluster, mut db) = filled(3);
+    db.run(CONDITIONS);
+    let first = dispatcher(&cluster, "app");
+    let receiver = Receiver::start();
+    http_sink(&mut db, "a", &receiver, json!({}), "");
+    db.run("select outbox.backfill('t', condition => 'public.hangs(new.n)')");
+    assert_eq!(
+        until_stopped(&mut db).as_deref(),
+        Some(
+            "its condition took too long and did not end when it was cancelled, so the process that ran it was ended"
+        )
+    );
+    emit(&mut db, 1..=3);
+    receiver.wait_for_distinct(3);
+    assert_ne!(dispatcher(&cluster, "app"), first);
+}
+
+#[test]
+fn whoever_stops_one_does_not_wait_for_its_chunk() {
+    let (cluster, mut db) = filled(20);
+    db.run(CONDITIONS);
+    db.run("select outbox.stop()");
+    let id: i64 = db.one("select outbox.backfill('t', condition => 'public.waits(new.n)')");
+    let mut gatekeeper = cluster.connect();
+    gatekeeper.run("select pg_advisory_lock(7)");
+    thread::scope(|scope| {
+        let mut session = cluster.connect();
+        let chunk = scope.spawn(move || {
+            session
+                .query_one(&format!("select outbox.backfill_chunk({id})"), &[])
+                .map(|row| row.get::<_, String>(0))
+        });
+        until("the chunk waits", || {
+            db.one::<bool>(
+                "select exists (select from pg_locks where locktype = 'advisory' and objid = 7 and not granted)",
+            )
+            .then_some(())
+        });
+        db.run(&format!("select outbox.stop_backfill({id})"));
+        gatekeeper.run("select pg_advisory_unlock(7)");
+        let error = chunk
+            .join()
+            .expect("the thread ends")
+            .expect_err("it is given up");
+        let error = error.as_db_error().expect("the server says so");
+        assert_eq!(error.message(), format!("backfill {id} has been stopped"));
+        assert_eq!(error.code().code(), "55000");
+    });
+    assert_eq!(events(&mut db), []);
 }

@@ -354,3 +354,46 @@ fn nobody_who_may_emit_can_write_to_one_sink() {
         json!({"for_sink": 1})
     );
 }
+
+#[test]
+fn it_waits_for_its_own_sink_alone_and_says_so() {
+    let (_cluster, mut db) = filled(30_000);
+    db.run(
+        "select outbox.create_sink('nobody', 'pull');
+         select outbox.emit('early') from generate_series(1, 11000)",
+    );
+    db.run(
+        "select outbox.create_sink('mine', 'pull', start => 'tail');
+         select outbox.backfill('t', 'mine', chunk_size => 1000)",
+    );
+    let waits = |db: &mut Client| {
+        until("it waits", || {
+            db.one::<Option<String>>(
+                "select error from outbox.backfill_status order by id desc limit 1",
+            )
+        })
+    };
+    assert_eq!(
+        waits(&mut db),
+        r#"it waits until sink "mine" has taken more of what is undelivered"#
+    );
+    let mut taken = 0;
+    until("all of it is taken", || {
+        taken += db
+            .query("select from outbox.poll('mine', 5000)", &[])
+            .expect("it can be polled")
+            .len();
+        db.run("select outbox.ack('mine')");
+        (state(&mut db) == "done" && taken == 30_000).then_some(())
+    });
+    assert_eq!(
+        db.one::<Option<String>>("select error from outbox.backfill_status"),
+        None
+    );
+    // All of the stream gets this one.
+    db.run("select outbox.backfill('t')");
+    assert_eq!(
+        waits(&mut db),
+        r#"it waits until sink "nobody" has taken more of what is undelivered"#
+    );
+}

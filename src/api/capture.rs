@@ -176,10 +176,10 @@ fn backfill_chunk(call: pg_sys::FunctionCallInfo) -> Text {
     let id = Arguments::of(call)
         .raw(0)
         .map_or(0, |datum| datum.value() as i64);
-    Text::new(match backfill::chunk(id) {
+    Text::new(match backfill::chunk(id, i32::MAX) {
         Taken::Chunk => "taken",
         Taken::Last => "done",
-        Taken::Waiting => "waiting",
+        Taken::Waiting(_) => "waiting",
         Taken::Nothing => "nothing",
     })
 }

@@ -7,8 +7,11 @@
 //! Those of a backfill to one sink are in the stream as well, for it is the stream that has the order; they are marked as being for that
 //! sink, and other readers pass over them.
 
+use pgrx::PgSqlErrorCode;
+
 use super::programs::Program;
 use super::statement::{self, Stamp, identifier, literal};
+use crate::pg::error::Complaint;
 use crate::pg::exact::Printed;
 use crate::pg::firing::{Cell, ChangedRows, Operation, Side};
 use crate::pg::security::as_extension_printing;
@@ -18,13 +21,13 @@ use crate::store::backfills::{self, Backfill};
 use crate::store::captures::{self, Capture};
 
 /// What became of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Taken {
     /// There may be more.
     Chunk,
     Last,
-    /// Sinks have to catch up first.
-    Waiting,
+    /// This sink has to catch up first.
+    Waiting(String),
     /// It does not run, or somebody else is at it.
     Nothing,
 }
@@ -79,21 +82,22 @@ fn rows_sql(capture: &Capture, backfill: &Backfill) -> String {
     )
 }
 
-/// Takes the next chunk of a backfill, in the open transaction.
-pub(crate) fn chunk(id: i64) -> Taken {
+/// Takes the next chunk of a backfill, of so many rows at the most, in the open transaction.
+pub(crate) fn chunk(id: i64, most: i32) -> Taken {
     let taken = as_extension_printing(Printed::BySettings, || {
         connected(|spi| {
-            let backfill = backfills::take(spi, id)?;
+            let mut backfill = backfills::take(spi, id)?;
+            backfill.chunk_size = backfill.chunk_size.min(most);
             let capture = captures::of(spi, backfill.relation)?;
-            let waits = backfills::lag(spi, backfill.relation) > MOST_UNDELIVERED;
-            Some((backfill, capture, waits))
+            let slowest = backfills::slowest(spi, &backfill, MOST_UNDELIVERED);
+            Some((backfill, capture, slowest))
         })
     });
-    let Some((backfill, capture, waits)) = taken else {
+    let Some((backfill, capture, slowest)) = taken else {
         return Taken::Nothing;
     };
-    if waits {
-        return Taken::Waiting;
+    if let Some(sink) = slowest {
+        return Taken::Waiting(sink);
     }
     let capture = Capture {
         condition: backfill.condition.clone(),
@@ -117,7 +121,10 @@ pub(crate) fn chunk(id: i64) -> Taken {
     as_extension_printing(Printed::BySettings, || {
         connected(|spi| {
             let position = positions.last().and_then(Option::as_deref);
-            backfills::advance(spi, id, position, positions.len() as i64, is_last);
+            if !backfills::advance(spi, id, position, positions.len() as i64, is_last) {
+                let code = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+                Complaint::new(code, format!("backfill {id} has been stopped")).raise();
+            }
         });
     });
     if is_last { Taken::Last } else { Taken::Chunk }

@@ -15,6 +15,7 @@ thread_local! {
 /// accident or on purpose. It shows in pg_locks as `advisory` with objsubid 3.
 const LEASE_KIND: u16 = 3;
 pub(crate) const LEASE_CLASS: u32 = 0x6f75_7462;
+const BACKFILL_CLASS: u32 = LEASE_CLASS + 1;
 const ADVISORY: u8 = pg_sys::LockTagType::LOCKTAG_ADVISORY as u8;
 const USER_METHOD: u8 = 2;
 const DEFAULT_METHOD: u8 = 1;
@@ -99,6 +100,17 @@ pub(crate) fn take_lease_for_transaction(number: i32) -> bool {
     holds_lease(number)
         || try_acquire(&lease_tag(number), EXCLUSIVE, false)
             != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Keeps others from carrying on the backfill with this id until the open transaction ends. True if nobody else does.
+pub(crate) fn take_backfill_for_transaction(id: i64) -> bool {
+    let tag = pg_sys::LOCKTAG {
+        locktag_field2: BACKFILL_CLASS,
+        // Of two that are so far apart one may have to wait for the other.
+        locktag_field3: u32::try_from(id & i64::from(u32::MAX)).unwrap_or(0),
+        ..lease_tag(0)
+    };
+    try_acquire(&tag, EXCLUSIVE, false) != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
 }
 
 /// Gives back what the session holds.

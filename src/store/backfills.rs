@@ -2,6 +2,7 @@
 
 use pgrx::pg_sys;
 
+use crate::pg::lock;
 use crate::pg::spi::{Arg, Row, Spi};
 
 /// A backfill that runs.
@@ -24,12 +25,13 @@ pub(crate) struct Backfill {
     pub(crate) chunks: i64,
 }
 
-pub(crate) fn running(spi: &Spi) -> Vec<i64> {
+/// The ids of those that run, and the sizes of their chunks.
+pub(crate) fn running(spi: &Spi) -> Vec<(i64, i32)> {
     spi.read(
-        "select id from outbox.backfills where state = 'running' order by id",
+        "select id, chunk_size from outbox.backfills where state = 'running' order by id",
         &[],
     )
-    .map(|row| row.i64(0).unwrap_or(0))
+    .map(|row| (row.i64(0).unwrap_or(0), row.i32(1).unwrap_or(1)))
 }
 
 fn backfill(row: &Row) -> Backfill {
@@ -48,9 +50,13 @@ fn backfill(row: &Row) -> Backfill {
     }
 }
 
-/// Takes hold of a backfill until the transaction ends. None if it does not run, or cannot any more, or somebody else is at it.
+/// Takes hold of a backfill until the transaction ends. None if it does not run, or cannot any more, or somebody else is at it. Its row
+/// stays free, so that whoever stops it does not wait for the chunk.
 pub(crate) fn take(spi: &Spi, id: i64) -> Option<Backfill> {
     spi.write("select outbox.end_backfills()", &[]);
+    if !lock::take_backfill_for_transaction(id) {
+        return None;
+    }
     spi.write(
         "select b.id, b.relation::oid, b.condition, b.chunk_size, b.owner::oid, format('%I.%I', n.nspname, r.relname), b.key,
                 array(select outbox.base_type(a.atttypid)
@@ -59,19 +65,25 @@ pub(crate) fn take(spi: &Spi, id: i64) -> Option<Backfill> {
                 b.position, b.chunks, b.for_sink
            from outbox.backfills b
            join pg_catalog.pg_class r on r.oid = b.relation join pg_catalog.pg_namespace n on n.oid = r.relnamespace
-          where b.id = $1 and b.state = 'running' for update of b skip locked",
+          where b.id = $1 and b.state = 'running'",
         &[Arg::I64(Some(id))],
     )
     .first(backfill)
 }
 
-/// A chunk is taken.
-pub(crate) fn advance(spi: &Spi, id: i64, position: Option<&[String]>, rows: i64, done: bool) {
-    spi.write(
+/// A chunk is taken. False if the backfill has been stopped meanwhile: then the chunk must be given up.
+pub(crate) fn advance(
+    spi: &Spi,
+    id: i64,
+    position: Option<&[String]>,
+    rows: i64,
+    done: bool,
+) -> bool {
+    let advanced = spi.write(
         "update outbox.backfills
             set position = coalesce($2, position), chunks = chunks + 1, rows = rows + $3, error = null,
                 state = case when $4 then 'done' else state end, updated_at = now()
-          where id = $1",
+          where id = $1 and state = 'running'",
         &[
             Arg::I64(Some(id)),
             Arg::Texts(position),
@@ -79,23 +91,40 @@ pub(crate) fn advance(spi: &Spi, id: i64, position: Option<&[String]>, rows: i64
             Arg::Bool(done),
         ],
     );
+    advanced.count() == 1
 }
 
 /// A chunk could not be taken.
 pub(crate) fn fail(spi: &Spi, id: i64, error: &str) {
     spi.write(
-        "update outbox.backfills set error = $2, updated_at = now() where id = $1",
+        "update outbox.backfills set error = $2, updated_at = now() where id = $1 and state = 'running' and error is distinct from $2",
         &[Arg::I64(Some(id)), Arg::Text(Some(error))],
     );
 }
 
-/// Events of a capture's stream that the sink which is furthest behind has not had yet.
-pub(crate) fn lag(spi: &Spi, relation: pg_sys::Oid) -> i64 {
+/// It cannot go on.
+pub(crate) fn stop(spi: &Spi, id: i64, error: &str) {
+    spi.write(
+        "update outbox.backfills set state = 'stopped', error = $2, updated_at = now() where id = $1 and state = 'running'",
+        &[Arg::I64(Some(id)), Arg::Text(Some(error))],
+    );
+}
+
+/// The sink that is furthest behind, if more than `most` events are undelivered to it: among those that get the backfill's events.
+pub(crate) fn slowest(spi: &Spi, backfill: &Backfill, most: i64) -> Option<String> {
     spi.read(
-        "select coalesce(max(s.lag_events), 0) from outbox.captures c join outbox.sink_status() s on s.stream = c.stream where c.relation = $1",
-        &[Arg::Oid(Some(relation))],
+        "select s.sink
+           from outbox.captures c
+           join outbox.sink_status() s on s.stream = c.stream
+           join outbox.sinks k on k.id = s.sink
+          where c.relation = $1 and ($2 is null or k.number = $2) and s.lag_events > $3
+          order by s.lag_events desc, s.sink limit 1",
+        &[
+            Arg::Oid(Some(backfill.relation)),
+            Arg::I32(backfill.for_sink),
+            Arg::I64(Some(most)),
+        ],
     )
-    .first(|row| row.i64(0))
+    .first(|row| row.text(0))
     .flatten()
-    .unwrap_or(0)
 }

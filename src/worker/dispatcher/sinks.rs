@@ -79,7 +79,7 @@ impl Dispatcher {
         for culprit in culprits::take(catalog::current_database()) {
             match culprit {
                 Culprit::Sink(number) => self.helpers.note_stubborn(number),
-                Culprit::Backfill(_) => {}
+                Culprit::Backfill(id) => self.maintenance.backfilling.note_stubborn(id),
             }
         }
     }
