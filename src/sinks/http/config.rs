@@ -144,6 +144,10 @@ impl HttpConfig {
 }
 
 fn url(fields: &Fields, key: &str, text: &str) -> Result<Url, ConfigError> {
+    // The parser would leave them out, so that the URL would be another one than is written.
+    if text.contains(char::is_control) {
+        return Err(fields.invalid(key, "must not hold control characters"));
+    }
     let mut url =
         Url::parse(text).map_err(|error| fields.invalid(key, &format!("is no URL: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {

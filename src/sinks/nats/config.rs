@@ -110,7 +110,12 @@ impl NatsConfig {
 fn servers(fields: &Fields) -> Result<(Vec<Server>, bool), ConfigError> {
     let mut servers = Vec::new();
     let mut schemes = Vec::new();
-    for text in fields.required_string("url")?.split(',') {
+    let list = fields.required_string("url")?;
+    // The parser would leave them out, so that the URL would be another one than is written.
+    if list.contains(char::is_control) {
+        return Err(fields.invalid("url", "must not hold control characters"));
+    }
+    for text in list.split(',') {
         let url = Url::parse(text.trim())
             .map_err(|error| fields.invalid("url", &format!("is no URL: {error}")))?;
         let tls = match url.scheme() {

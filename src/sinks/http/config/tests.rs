@@ -80,6 +80,12 @@ fn bad_urls() {
         ),
         ("http://example.com:99999", "is no URL: invalid port number"),
         ("http://example.com:0", "must not have port 0"),
+        (
+            "http://example.com/a\r\nb",
+            "must not hold control characters",
+        ),
+        ("http://example.com/\n", "must not hold control characters"),
+        ("http://exa\tmple.com/", "must not hold control characters"),
         ("", "must not be empty"),
     ] {
         assert_eq!(detail(with("url", json!(url))), format!("\"url\" {why}."));

@@ -26,6 +26,10 @@ pub(crate) fn parse(text: &str, rules: &Rules) -> Result<Url, String> {
     if text.len() > LONGEST {
         return Err(format!("It is longer than {LONGEST} characters."));
     }
+    // The parser would leave them out, so that the URL would be another one than is written.
+    if text.contains(char::is_control) {
+        return Err("It holds control characters.".to_owned());
+    }
     let url = Url::parse(text).map_err(|error| format!("It is no URL: {error}."))?;
     match url.scheme() {
         "https" => {}
@@ -93,6 +97,7 @@ mod tests {
     fn what_is_refused_and_why() {
         for (url, why) in [
             ("", "It is no URL"),
+            ("https://example.com/a\r\nb", "control characters"),
             ("example.com", "It is no URL"),
             ("http://example.com/", "https://"),
             ("ftp://example.com/", "scheme"),

@@ -74,6 +74,7 @@ fn bad_urls() {
         ),
         ("nats://token@a", "must not hold a user name or password"),
         ("nats://a/b", "must end with the port"),
+        ("nats://a,\nnats://b", "must not hold control characters"),
         ("nats://a?b", "must end with the port"),
         (
             "nats://a,tls://b",
