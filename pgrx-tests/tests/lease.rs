@@ -275,6 +275,35 @@ fn without_a_worker_slot_the_dispatcher_calls_the_functions() {
 }
 
 #[test]
+fn functions_leave_worker_slots_to_other_databases() {
+    let cluster = quick().setting("max_worker_processes", "8").start();
+    let mut db = cluster.connect();
+    let names = ["f1", "f2", "f3", "f4", "f5", "f6"];
+    for name in names {
+        noting_sink(&mut db, name, "");
+    }
+    emit(&mut db, 1..=5);
+    for name in names {
+        expect_noted(&mut db, name, &ids(1..=5));
+    }
+    // Half of the slots, and one for the dispatcher, which calls the functions that are left.
+    until("as many processes as there may be", || {
+        (dispatchers(&cluster, "app").len() == 5).then_some(())
+    });
+    let main = dispatcher(&cluster, "app");
+    until("the dispatcher to hold the others", || {
+        let here = names.map(|name| status(&mut db, name).lease_pid == Some(main));
+        (here.iter().filter(|here| **here).count() == 2).then_some(())
+    });
+    cluster.createdb("second");
+    let mut second = cluster.connect_to("second");
+    noting_sink(&mut second, "f", "");
+    emit(&mut second, 1..=3);
+    expect_noted(&mut second, "f", &ids(1..=3));
+    assert_eq!(dispatchers(&cluster, "second").len(), 1);
+}
+
+#[test]
 fn a_function_that_releases_every_lock_harms_nobody() {
     // With a process of its own, and in the dispatcher of all sinks.
     for slots in ["32", "3"] {

@@ -92,6 +92,12 @@ pub(crate) fn begin_dispatcher(database: pg_sys::Oid, sink: Option<&str>) {
     }
 }
 
+/// How many worker processes the server has room for.
+pub(crate) fn slots() -> usize {
+    // SAFETY: a setting that is fixed when the server starts.
+    usize::try_from(unsafe { pg_sys::max_worker_processes }).unwrap_or(0)
+}
+
 /// Asks a worker that this process has started to end. The caller has seen that it runs.
 pub(crate) fn terminate(pid: i32) {
     // SAFETY: sends a signal.

@@ -17,6 +17,8 @@ struct Place {
     /// The worker does not want to hear of commits now, and whether there was one since it last asked.
     muted: AtomicBool,
     missed: AtomicBool,
+    /// It serves a single sink.
+    alone: AtomicBool,
 }
 
 const fn free_place() -> Place {
@@ -25,6 +27,7 @@ const fn free_place() -> Place {
         latch: AtomicUsize::new(0),
         muted: AtomicBool::new(false),
         missed: AtomicBool::new(false),
+        alone: AtomicBool::new(false),
     }
 }
 
@@ -93,8 +96,8 @@ fn set_latch(latch: usize) {
     }
 }
 
-/// This worker wants to be woken by commits in its database. False if there is no place for it.
-pub(crate) fn join(database: pg_sys::Oid) -> bool {
+/// This worker wants to be woken by commits in its database, where it serves a single sink or all. False if there is no place for it.
+pub(crate) fn join(database: pg_sys::Oid, alone: bool) -> bool {
     let Some(board) = board() else { return false };
     let taken = board.workers.iter().find(|place| {
         place
@@ -104,6 +107,7 @@ pub(crate) fn join(database: pg_sys::Oid) -> bool {
     });
     let Some(place) = taken else { return false };
     place.muted.store(false, Ordering::Release);
+    place.alone.store(alone, Ordering::Release);
     place.latch.store(my_latch(), Ordering::Release);
     place.database.store(database.to_u32(), Ordering::Release);
     // SAFETY: registered in the worker itself, and run at its exit on its main thread.
@@ -125,6 +129,15 @@ unsafe extern "C-unwind" fn leave(_code: i32, _arg: pg_sys::Datum) {
     }
     // One that an earlier launcher has started is nobody's child.
     set_latch(board.launcher.load(Ordering::Acquire));
+}
+
+/// How many workers serve single sinks in other databases.
+pub(crate) fn alone_elsewhere(database: pg_sys::Oid) -> usize {
+    let elsewhere = |place: &&Place| {
+        let serves = place.database.load(Ordering::Acquire);
+        serves != 0 && serves != database.to_u32() && place.alone.load(Ordering::Acquire)
+    };
+    board().map_or(0, |board| board.workers.iter().filter(elsewhere).count())
 }
 
 /// Wakes every worker of a database; for mere events, only those that want to hear of them. Called in a commit: it must neither fail

@@ -1,7 +1,8 @@
 //! Processes of their own for sinks whose code may take its time, which must not be that of other sinks: function sinks, and those
 //! whose filter or transform has turned out to be slow.
 //!
-//! Where the server has no worker slot left, the dispatcher serves them itself. A process that ends early is not replaced at
+//! They take no more than half of the server's worker slots, in all databases together: dispatchers of other databases need some, and so
+//! do others. Where there is no slot left, the dispatcher serves them itself. A process that ends early is not replaced at
 //! once, nor its function called here: what has ended it would end the dispatcher of all sinks. For the same reason a sink whose code
 //! has already ended a process, for it would not let itself be cancelled, is never served here.
 
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::bgworkers::{BackgroundWorkerStatus, DynamicBackgroundWorker};
 
-use crate::pg::{background, catalog};
+use crate::pg::{background, catalog, shmem};
 use crate::store::sinks::Version;
 
 /// How long sinks are served here after there was no slot.
@@ -131,8 +132,12 @@ impl Helpers {
         self.no_slot_for().is_none()
     }
 
-    /// When there may be a worker slot again.
+    /// When there may be a worker slot again, if there is none.
     pub(super) fn no_slot_for(&self) -> Option<Duration> {
+        let elsewhere = shmem::alone_elsewhere(catalog::current_database());
+        if self.running.len() + elsewhere >= background::slots() / 2 {
+            return Some(NO_SLOT);
+        }
         let until = self.no_slot_until?;
         let wait = until.saturating_duration_since(Instant::now());
         (!wait.is_zero()).then_some(wait)

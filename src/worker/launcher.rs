@@ -163,7 +163,7 @@ impl Launcher {
                         database.name
                     );
                 }
-                let wait = doubled(RESTART, self.no_slot);
+                let wait = doubled(RESTART, self.no_slot).min(LOOK);
                 self.no_slot = self.no_slot.saturating_add(1);
                 self.no_slot_until = Some(now + wait);
                 missed = true;

@@ -191,7 +191,7 @@ fn until_all_have_come_to_something(db: &mut Client) -> BTreeMap<String, State> 
 
 #[test]
 fn run_by_a_dispatcher() {
-    let cluster = quick().setting("max_worker_processes", "120").start();
+    let cluster = quick().setting("max_worker_processes", "240").start();
     let mut db = with_operators(&cluster);
     let (good, evil) = (Receiver::start(), Receiver::start());
     supply(&mut cluster.connect_as("op"), &good, &evil);

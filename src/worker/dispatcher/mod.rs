@@ -118,7 +118,7 @@ pub(crate) fn main(database: pg_sys::Oid, only: Option<String>) -> ! {
     if only.is_none() && !take_dispatcher_lease() {
         background::end(0);
     }
-    shmem::join(database);
+    shmem::join(database, only.is_some());
     let mut dispatcher = Dispatcher::new(only);
     let end = dispatcher.run();
     latch::end_in_order();
