@@ -16,8 +16,9 @@ comment on table outbox.audit_events is 'records of the stream audit: who did wh
 comment on column outbox.audit_events.admission is 'why it was allowed: the decision, policy or role, as the application says';
 create index audit_events_position on outbox.audit_events (txid, seq);
 create trigger outbox_wake before insert on outbox.audit_events for each statement execute function outbox.wake();
-insert into outbox.streams (name, relation, sequence, builtin, shape)
-values ('audit', 'outbox.audit_events', pg_get_serial_sequence('outbox.audit_events', 'seq')::regclass, true, 'audit');
+insert into outbox.streams (name, relation, sequence, numbering, builtin, shape)
+select 'audit', 'outbox.audit_events', s.sequence, pg_relation_filenode(s.sequence), true, 'audit'
+  from (select pg_get_serial_sequence('outbox.audit_events', 'seq')::regclass as sequence) s;
 
 -- One link per sealed record, in the order of sealing. The first link bears no record: it stands for all that retention has removed.
 create table outbox.audit_chain (

@@ -38,6 +38,7 @@ create table outbox.streams (
     name       text primary key check (name ~ '^[a-z_][a-z0-9_]{0,39}$'),
     relation   regclass not null unique,
     sequence   regclass not null,
+    numbering  oid not null,
     builtin    boolean not null default false,
     pruned_seq bigint not null default 0,
     shape      text not null default 'events' check (shape in ('events', 'audit')),
@@ -46,6 +47,7 @@ create table outbox.streams (
 create trigger outbox_change after insert or delete on outbox.streams for each statement execute function outbox.change();
 comment on table outbox.streams is 'a stream is a table of events with its own sinks and retention';
 comment on column outbox.streams.shape is 'what the columns of the table are: those of outbox.events, or of outbox.audit_events';
+comment on column outbox.streams.numbering is 'the sequence''s file: it has another one once its numbers begin again, as after truncate … restart identity';
 comment on column outbox.streams.pruned_seq is 'retention has removed everything up to this seq; reads start behind it';
 
 -- Which clusters the positions in this database come from. A dump restored elsewhere adds the old cluster's identifier to the new
@@ -82,8 +84,9 @@ begin
     execute format('comment on table outbox.%I is %L', relation, 'events of the stream ' || name || '; the position of an event is (txid, seq)');
     execute format('comment on column outbox.%I.for_sink is %L', relation,
                    'written by a backfill to one sink: the number of that sink in outbox.sinks. No other reader of the stream gets the event');
-    insert into outbox.streams (name, relation, sequence)
-    values (name, format('outbox.%I', relation)::regclass, pg_get_serial_sequence(format('outbox.%I', relation), 'seq')::regclass);
+    insert into outbox.streams (name, relation, sequence, numbering)
+    select name, format('outbox.%I', relation)::regclass, s.sequence, pg_relation_filenode(s.sequence)
+      from (select pg_get_serial_sequence(format('outbox.%I', relation), 'seq')::regclass as sequence) s;
 end $$;
 
 -- Whether the table of a stream is as make_stream_table makes it, but perhaps for indexes: then capture may write rows into it without

@@ -434,3 +434,49 @@ fn what_was_delivered_is_not_delivered_again_by_the_next_dispatcher() {
     receiver.wait_for(31);
     assert_eq!(receiver.ids(), ids(1..=31));
 }
+
+#[test]
+fn after_a_truncate_that_restarts_the_numbers_nothing_is_skipped() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    http_sink(&mut db, "web", &receiver, json!({}), "");
+    db.run(
+        r#"create table taken (id text);
+           create function take(e outbox.event[]) returns void language sql as 'insert into public.taken select id from unnest(e)';
+           select outbox.create_sink('fn', 'function', config => '{"function": "take"}');
+           select outbox.create_sink('pull', 'pull')"#,
+    );
+    // All three have had so many: then they may go.
+    let until_had = |db: &mut postgres::Client, all: usize, new: usize| {
+        receiver.wait_for_distinct(all);
+        let mut pulled = HashSet::new();
+        until("all is pulled", || {
+            pulled.extend(db.all::<String>("select id from outbox.poll('pull')"));
+            db.run("select outbox.ack('pull')");
+            (pulled.len() == new).then_some(())
+        });
+        until("the function to have had all", || {
+            (db.one::<i64>("select count(distinct id) from taken") == all as i64).then_some(())
+        });
+    };
+    emit(&mut db, 1..=50);
+    until_had(&mut db, 50, 50);
+
+    // Fewer events than before, and more.
+    db.run("truncate outbox.events restart identity");
+    emit(&mut db, 51..=60);
+    until_had(&mut db, 60, 10);
+    db.run(
+        "begin;
+         truncate outbox.events restart identity;
+         select outbox.emit('test.numbered', jsonb_build_object('n', n), subject => n::text, source => 'test', id => 'n' || n)
+           from generate_series(61, 200) n;
+         commit",
+    );
+    until_had(&mut db, 200, 140);
+    emit(&mut db, 201..=210);
+    until_had(&mut db, 210, 10);
+    until_idle(&mut db, "web");
+    until_idle(&mut db, "fn");
+}

@@ -11,6 +11,9 @@
 //! first of it, and nothing is parked any more, so that the events of each key come in order. What is committed from here on has its
 //! own id, above V.
 //!
+//! The same is done for a stream whose numbers begin again, as after TRUNCATE … RESTART IDENTITY: the floors of its cursors would lie
+//! above its new events. The sign is the file of its sequence, which is another one then.
+//!
 //! A dump is restored table by table, and this server's dispatcher sees what is there already. A cursor without its events would run
 //! ahead of them, and events without their cursors would be taken for new ones. So a session that restores is marked (a trigger on
 //! the tables that only a restore writes to) and until it ends nothing is delivered.
@@ -18,7 +21,7 @@
 use std::sync::Arc;
 
 use super::audit;
-use super::streams::{self, Stream};
+use super::streams::{self, Shape, Stream};
 use crate::dispatch::{Floors, Mark, Place, Snapshot, Window};
 use crate::pg::error::Complaint;
 use crate::pg::spi::{Arg, Spi};
@@ -28,16 +31,29 @@ use pgrx::PgSqlErrorCode;
 /// A cursor's windows are counted on from here, so that a save by somebody who has not noticed is refused.
 const LEAP: i64 = 1 << 32;
 
-fn has_moved(spi: &Spi) -> bool {
+/// What is wrong with what is stored.
+#[derive(Debug, Clone, Copy, Default)]
+struct Signs {
+    /// It comes from another cluster.
+    moved: bool,
+    /// The numbers of a stream have begun again.
+    renumbered: bool,
+}
+
+fn signs(spi: &Spi) -> Signs {
     spi.read(
-        "select exists (select from outbox.clusters where system_identifier <> $1 or since_xid >= $2)",
+        "select exists (select from outbox.clusters where system_identifier <> $1 or since_xid >= $2),
+                exists (select from outbox.streams where numbering <> pg_relation_filenode(sequence))",
         &[
             Arg::I64(Some(catalog::system_identifier())),
             Arg::Xid(catalog::next_xid()),
         ],
     )
-    .first(|row| row.bool(0).unwrap_or(false))
-    .unwrap_or(false)
+    .first(|row| Signs {
+        moved: row.bool(0).unwrap_or(false),
+        renumbered: row.bool(1).unwrap_or(false),
+    })
+    .unwrap_or_default()
 }
 
 /// Whether a sink stands where this cluster has not come yet. Costs more than to be asked with every pass.
@@ -52,7 +68,7 @@ fn is_ahead(spi: &Spi) -> bool {
 
 /// Whether what is stored may not be acted on yet: retention waits for the re-basing.
 pub(crate) fn is_due(spi: &Spi) -> bool {
-    lock::restore_goes_on() || has_moved(spi)
+    lock::restore_goes_on() || signs(spi).moved
 }
 
 /// For whoever reads or writes positions: re-bases if this database came from another cluster. An error while another session still
@@ -70,10 +86,12 @@ pub(crate) fn settle(spi: &Spi) -> Result<(), Complaint> {
     Ok(())
 }
 
-/// Re-bases all streams if this database came from another cluster. True if it did. `thorough`: looks at the cursors, too.
+/// Re-bases all streams if this database came from another cluster, and those whose numbers begin again. True if there were any.
+/// `thorough`: looks at the cursors, too.
 pub(crate) fn if_moved(spi: &Spi, thorough: bool) -> bool {
-    if !(has_moved(spi) || (thorough && is_ahead(spi))) {
-        return false;
+    let signs = signs(spi);
+    if !(signs.moved || (thorough && is_ahead(spi))) {
+        return signs.renumbered && rebase_renumbered(spi);
     }
     // One at a time: whoever comes second finds it done.
     spi.write("lock table outbox.clusters in exclusive mode", &[]);
@@ -105,6 +123,28 @@ pub(crate) fn if_moved(spi: &Spi, thorough: bool) -> bool {
     );
     pgrx::log!("pg_outbox: positions re-based: this database came from another cluster");
     true
+}
+
+fn rebase_renumbered(spi: &Spi) -> bool {
+    spi.write("lock table outbox.clusters in exclusive mode", &[]);
+    let still = spi.write(
+        "select name from outbox.streams where numbering <> pg_relation_filenode(sequence) order by name",
+        &[],
+    );
+    let still = still.map(|row| row.text(0).unwrap_or_default());
+    for stream in still.iter().filter_map(|name| streams::named(spi, name)) {
+        audit::unguarded(|| rebase(spi, &stream));
+        if stream.shape == Shape::Audit {
+            audit::look_at_all_again(spi);
+        }
+        let name = &stream.name;
+        spi.write(
+            "delete from outbox.parked p using outbox.sinks s where s.id = p.sink and s.stream = $1",
+            &[Arg::Text(Some(name))],
+        );
+        pgrx::log!("pg_outbox: positions re-based: the numbers of stream \"{name}\" begin again");
+    }
+    !still.is_empty()
 }
 
 /// A cursor, and what it had not seen.
@@ -190,7 +230,7 @@ fn rebase(spi: &Spi, stream: &Stream) {
         }
     }
     spi.write(
-        "update outbox.streams set pruned_seq = 0 where name = $1",
+        "update outbox.streams set pruned_seq = 0, numbering = pg_relation_filenode(sequence) where name = $1",
         &[Arg::Text(Some(&stream.name))],
     );
 }
@@ -250,7 +290,8 @@ fn write_cursor(spi: &Spi, cursor: &Cursor, now: &Now, next_floor: i64) {
         spi.write(
             "update outbox.cursors
                 set window_no = $2, done = $3, upto = $4, at_group = $5, at_seq = $6, floor = $7, ceiling = $8, next_floor = $9,
-                    handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null
+                    handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null,
+                    sample_seq = null, sample_xid = null
               where name = $1",
             &[
                 Arg::Text(Some(&cursor.name)),

@@ -46,6 +46,9 @@ pub(crate) fn step(
     // Before anything is removed, and before this transaction gets an id: events that are still to be committed have numbers above the
     // floor of what is unfinished now.
     let horizon = stream.look(spi, floors);
+    if horizon.is_renumbered {
+        return nothing;
+    }
     let safe = floors.below(horizon.snapshot.oldest_unseen());
     // First the stream, then its events, as outbox.drop_stream does; who holds it drops it, or prunes already.
     let held = spi.write(

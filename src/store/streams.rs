@@ -17,6 +17,8 @@ pub(crate) struct Stream {
     pub(crate) sequence: String,
     /// Retention has removed everything up to here.
     pub(crate) pruned_seq: i64,
+    /// The sequence's file. It gets another one when its numbers begin again.
+    pub(crate) numbering: u32,
     pub(crate) shape: Shape,
 }
 
@@ -33,7 +35,7 @@ pub(crate) enum Shape {
 }
 
 const COLUMNS: &str = "s.name,
-       format('%I.%I', n.nspname, c.relname), format('%I.%I', qn.nspname, q.relname), s.pruned_seq, c.oid, s.shape
+       format('%I.%I', n.nspname, c.relname), format('%I.%I', qn.nspname, q.relname), s.pruned_seq, c.oid, s.shape, s.numbering
   from outbox.streams s
   join pg_catalog.pg_class c on c.oid = s.relation join pg_catalog.pg_namespace n on n.oid = c.relnamespace
   join pg_catalog.pg_class q on q.oid = s.sequence join pg_catalog.pg_namespace qn on qn.oid = q.relnamespace";
@@ -49,6 +51,7 @@ fn stream(row: &Row) -> Stream {
             Some("audit") => Shape::Audit,
             _ => Shape::Events,
         },
+        numbering: row.oid(6).map_or(0, |oid| oid.to_u32()),
     }
 }
 
@@ -88,18 +91,28 @@ pub(crate) struct Horizon {
     pub(crate) snapshot: Snapshot,
     /// The sequence's value, read after the snapshot was taken.
     pub(crate) last_seq: i64,
+    /// The stream's numbers have begun again since it was read what stream that is: nothing may be made of it before the cursors
+    /// are re-based.
+    pub(crate) is_renumbered: bool,
 }
 
 impl Stream {
     /// Takes the snapshot in force and a sample of the sequence, which is remembered in `floors`.
     pub(crate) fn look(&self, spi: &Spi, floors: &mut Floors) -> Horizon {
         let sql = format!(
-            "select pg_current_snapshot()::text, case when is_called then last_value else 0 end from {}",
+            "select pg_current_snapshot()::text, case when is_called then last_value else 0 end, pg_relation_filenode(tableoid) from {}",
             self.sequence
         );
-        let (text, last_seq) = spi
+        let (text, last_seq, numbering) = spi
             .read(&sql, &[])
-            .first(|row| (row.text(0).unwrap_or_default(), row.i64(1).unwrap_or(0)))
+            .first(|row| {
+                let numbering = row.oid(2).map(|oid| oid.to_u32());
+                (
+                    row.text(0).unwrap_or_default(),
+                    row.i64(1).unwrap_or(0),
+                    numbering,
+                )
+            })
             .unwrap_or_default();
         // Read after the sequence: transactions from this id on draw greater numbers.
         floors.sample(last_seq, catalog::next_xid());
@@ -111,7 +124,11 @@ impl Stream {
             Some(own) => snapshot.with_running(own),
             None => snapshot,
         };
-        Horizon { snapshot, last_seq }
+        Horizon {
+            snapshot,
+            last_seq,
+            is_renumbered: numbering.is_some_and(|numbering| numbering != self.numbering),
+        }
     }
 }
 

@@ -14,7 +14,8 @@ use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
 use crate::pg::{background, catalog, lock, shmem, transaction};
 use crate::settings;
-use crate::store::{rebase, sinks, streams};
+use crate::store::streams::{self, Stream};
+use crate::store::{rebase, sinks};
 
 impl Dispatcher {
     /// Whether a look can find anything that the last one did not.
@@ -88,8 +89,9 @@ impl Dispatcher {
                     if thorough {
                         // A restore may have come and gone between two looks; it leaves changes behind.
                         let changed = changes.is_none() || changes != self.known_changes;
-                        if rebase::if_moved(spi, std::mem::take(&mut self.check_cursors) || changed)
-                        {
+                        let check = std::mem::take(&mut self.check_cursors) || changed;
+                        let rebased = rebase::if_moved(spi, check);
+                        if self.look_for_rebased(spi) || rebased {
                             // This transaction does not see what it has just made of the events.
                             self.let_all_go();
                             self.look_at_all();
@@ -99,13 +101,13 @@ impl Dispatcher {
                         if self.thorough || changed {
                             self.webhooks.look_again();
                         }
-                        self.thorough = false;
                         self.known_changes = changes;
                         self.next_thorough = Instant::now() + self.poll_interval();
                     }
-                    self.look_at_streams(spi, xid);
+                    let renumbered = self.look_at_streams(spi, xid);
                     self.looked_at_xid = xid;
-                    self.stale = !self.just_taken.is_empty();
+                    self.thorough = renumbered;
+                    self.stale = renumbered || !self.just_taken.is_empty();
                     self.last_look = Instant::now();
                     self.next_look = self.last_look + self.poll_interval();
                 }
@@ -185,7 +187,17 @@ impl Dispatcher {
         }
     }
 
-    /// Sees which sinks and streams there are, and how they changed.
+    /// Sees which streams there are. True if one has been re-based by another process since: its numbers had begun again.
+    fn look_for_rebased(&mut self, spi: &Spi) -> bool {
+        let before = std::mem::replace(&mut self.streams, streams::all(spi));
+        let known = |stream: &&Stream| before.iter().find(|known| known.oid == stream.oid);
+        let differs = |stream: &&Stream| {
+            known(stream).is_some_and(|known| known.numbering != stream.numbering)
+        };
+        self.streams.iter().any(|stream| differs(&stream))
+    }
+
+    /// Sees which sinks there are, and how they changed.
     fn look_at_sinks(&mut self, spi: &Spi) {
         let mut versions = sinks::versions(spi);
         if let Some(only) = &self.only {
@@ -194,14 +206,15 @@ impl Dispatcher {
         self.reconcile(spi, &versions);
         self.maintenance.recording.look_again();
         self.maintenance.backfilling.look_again();
-        self.streams = streams::all(spi);
         for course in self.courses.values_mut() {
             course.redelivery.look_again();
         }
     }
 
-    /// Sees how far each stream has come. `next_xid` was read before.
-    fn look_at_streams(&mut self, spi: &Spi, next_xid: u64) {
+    /// Sees how far each stream has come. `next_xid` was read before. True if the numbers of one have begun again: that one is left
+    /// alone.
+    fn look_at_streams(&mut self, spi: &Spi, next_xid: u64) -> bool {
+        let mut renumbered = false;
         self.seen.clear();
         self.unfinished = false;
         for stream in &self.streams {
@@ -210,6 +223,10 @@ impl Dispatcher {
                 continue;
             }
             let horizon = stream.look(spi, self.floors.entry(stream.oid).or_default());
+            if horizon.is_renumbered {
+                renumbered = true;
+                continue;
+            }
             let snapshot = &horizon.snapshot;
             self.unfinished |= snapshot.xmax() < next_xid || !snapshot.running().is_empty();
             if self.only.is_none() {
@@ -226,6 +243,7 @@ impl Dispatcher {
         for (id, course) in &mut self.courses {
             course.has_more |= !self.just_taken.contains(id);
         }
+        renumbered
     }
 
     /// Nothing that is known here holds any longer.
