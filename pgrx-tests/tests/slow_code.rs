@@ -231,3 +231,28 @@ fn a_function_that_hangs_does_not_keep_the_extension_from_being_dropped() {
     db.run("drop extension pg_outbox cascade");
     until_gone(&cluster, pid);
 }
+
+#[test]
+fn a_function_that_hangs_ends_when_the_dispatcher_has_been_replaced() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let pid = hanging(&cluster, &mut db);
+    let first = dispatcher(&cluster, "app");
+    db.run(&format!(
+        "create function t(e outbox.event) returns jsonb language plpgsql as $$ {STUBBORN} $$"
+    ));
+    let receiver = Receiver::start();
+    http_sink(
+        &mut db,
+        "bad",
+        &receiver,
+        json!({}),
+        "transform => 'public.t(outbox.event)'",
+    );
+    another_dispatcher(&cluster, "app", first);
+    until_gone(&cluster, pid);
+    db.run(MENDED);
+    db.run("select outbox.alter_sink('f', batch_size => 3)");
+    until_idle(&mut db, "f");
+    assert_eq!(db.all::<String>("select id from taken"), ids(1..=5));
+}

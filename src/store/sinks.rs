@@ -2,8 +2,8 @@
 
 use pgrx::pg_sys;
 
-use crate::pg::catalog;
 use crate::pg::spi::{Arg, Row, Spi};
+use crate::pg::{catalog, lock};
 
 /// Whether a text may be the id of a sink or the name of a secret.
 pub(crate) fn is_name(text: &str) -> bool {
@@ -163,6 +163,21 @@ pub(crate) fn may_be_held(spi: &Spi, sink: &SinkRow) -> bool {
 pub(crate) fn is_there(spi: &Spi, number: i32) -> bool {
     let there = "select from outbox.sinks where number = $1";
     spi.write(there, &[Arg::I32(Some(number))]).count() == 1
+}
+
+/// Asks the process to end that holds the sink's lease, if it is one of ours: whoever has started it has not lived to do so.
+pub(crate) fn end_orphan(spi: &Spi, number: i32) {
+    spi.write(
+        "select pg_terminate_backend(l.pid)
+           from pg_locks l join pg_stat_activity a on a.pid = l.pid
+          where l.locktype = 'advisory' and l.objsubid = 3 and l.classid = $2::oid and l.objid = $1::oid and l.granted
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())
+            and a.backend_type = 'pg_outbox dispatcher' and l.pid <> pg_backend_pid()",
+        &[
+            Arg::I64(Some(i64::from(number))),
+            Arg::I64(Some(i64::from(lock::LEASE_CLASS))),
+        ],
+    );
 }
 
 /// What `create` writes beside what `SinkRow` holds.

@@ -17,7 +17,7 @@ use crate::pg::spi::{Spi, connected};
 use crate::pg::{catalog, lock, transaction};
 use crate::settings;
 use crate::store::health::{self, Health};
-use crate::store::sinks::Version;
+use crate::store::sinks::{self, Version};
 
 /// Why a sink rests whose code has ended the process that ran it.
 const STUBBORN: &str = "its filter, transform or function took too long and did not end when it was cancelled, so its process was ended";
@@ -105,7 +105,13 @@ impl Dispatcher {
                 self.just_taken.push(version.id.clone());
                 self.courses.insert(version.id.clone(), *course);
             }
-            Taken::Leased => self.wait_for(version, LEASE_RETRY, 0),
+            Taken::Leased => {
+                if self.only.is_none() {
+                    // One that the dispatcher before this one has started, and which calls what may never end.
+                    sinks::end_orphan(spi, version.number);
+                }
+                self.wait_for(version, LEASE_RETRY, 0);
+            }
             Taken::Unfit(problem) => self.set_aside(spi, version, &problem),
             // Nothing to do until it changes; the process of a single sink ends.
             Taken::Paused | Taken::Pull if self.only.is_none() => {
