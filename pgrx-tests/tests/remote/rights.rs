@@ -35,7 +35,9 @@ fn who_is_no_superuser_logs_in_with_a_password() {
     let mut remote = there.connect();
     let cluster = quick().start();
     let mut db = cluster.connect();
-    db.run("create role op login; select outbox.grant('op', 'operate')");
+    db.run(
+        "create role op login; select outbox.grant('op', 'operate'), outbox.grant('op', 'secrets')",
+    );
     let mut op = cluster.connect_as("op");
     let as_writer = there
         .url("app")
