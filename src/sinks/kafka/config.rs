@@ -34,6 +34,9 @@ const LONGEST_TIMEOUT_MS: u64 = 3_600_000;
 /// With more, the order within a partition would not survive a retry.
 const MOST_IN_FLIGHT: u64 = 5;
 
+/// How much longer than a delivery a message may live in the client.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// Events are sent as they come, many at once when there are many; a delivery knows its end and has nothing to linger for. A
 /// batch is smaller than brokers limit it to, so that only an event that is too large by itself is refused.
 const DEFAULTS: &[(&str, &str)] = &[
@@ -127,7 +130,8 @@ impl KafkaConfig {
     /// What a producer is made from, but for its secret.
     pub(super) fn client(&self) -> ClientConfig {
         let mut client = ClientConfig::new();
-        let timeout = self.timeout.as_millis().to_string();
+        // Longer than we wait: what the client says then is less clear than what we do.
+        let timeout = self.timeout.saturating_add(GRACE).as_millis().to_string();
         client.set("bootstrap.servers", &self.brokers);
         client.set("enable.idempotence", "true");
         client.set("acks", "all");

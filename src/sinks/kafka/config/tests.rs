@@ -36,7 +36,7 @@ fn the_defaults() {
         ("bootstrap.servers", "a:9092,b"),
         ("enable.idempotence", "true"),
         ("acks", "all"),
-        ("message.timeout.ms", "10000"),
+        ("message.timeout.ms", "11000"),
         ("linger.ms", "0"),
     ] {
         assert_eq!(client.get(name), Some(value), "{name}");
