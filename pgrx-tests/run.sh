@@ -8,9 +8,6 @@
 #   --lint       rustfmt and clippy first
 #
 # What else is given goes to `cargo test` for the tests on clusters: `run.sh --pg 16 --test delivery -- poison`.
-#
-# A test on clusters that fails is run once more, by itself. If it passes then, the run goes on, and names it at the end: on a machine
-# that others use, too, a server may answer too late for one test; a fault answers twice.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
@@ -47,34 +44,6 @@ run() {
   return "$status"
 }
 
-# The tests on clusters, given the arguments of `cargo test`.
-unsteady=()
-most_unsteady=3
-cluster_tests() {
-  local log failed failure tee
-  log=$(mktemp)
-  exec 3> >(exec tee "$log")
-  tee=$!
-  if run cargo test --package outbox-tests --no-fail-fast "$@" >&3 2>&3; then
-    exec 3>&-
-    rm -f "$log"
-    return
-  fi
-  exec 3>&-
-  wait "$tee" || true
-  # Lines of `file test`.
-  mapfile -t failed < <(awk '$1 == "Running" { file = $2; gsub(".*tests/|/main|[.]rs", "", file) }
-                             $1 == "test" && $NF == "FAILED" { print file, $2 }' "$log")
-  rm -f "$log"
-  [ ${#failed[@]} -gt 0 ] && [ ${#failed[@]} -le "$most_unsteady" ] || die "tests on clusters failed"
-  for failure in "${failed[@]}"; do
-    say "once more: $failure"
-    run cargo test --package outbox-tests --test "${failure% *}" -- --exact "${failure#* }" ||
-      die "failed twice: $failure"
-    unsteady+=("$failure, on PostgreSQL $OUTBOX_PG")
-  done
-}
-
 cd "$checkout"
 outbox_setup "${majors[@]}" tests
 if [ -n "$lint" ]; then
@@ -90,10 +59,7 @@ for major in "${majors[@]}"; do
   run cargo test --package pg_outbox --lib "${features[@]}"
   run outbox_install "$major"
   say "the tests on clusters, on PostgreSQL $major"
-  export OUTBOX_PG=$major
-  cluster_tests "${rest[@]}"
-done
-for failure in "${unsteady[@]}"; do
-  say "passed only when run again: $failure"
+  # All of them, whatever fails: one run then tells everything.
+  OUTBOX_PG=$major run cargo test --package outbox-tests --no-fail-fast "${rest[@]}"
 done
 say "all passed on PostgreSQL ${majors[*]}, in $((SECONDS / 60)) min $((SECONDS % 60)) s"

@@ -70,7 +70,8 @@ fn the_order_of_each_key_survives_a_broker_that_is_killed() {
     for round in 0..ROUNDS {
         let before = round * A_ROUND;
         emit_many(&mut db, before + 1..=before + A_ROUND - 100);
-        // What a broker keeps that is killed in the middle of a write is its own affair, and not Kafka's with this one.
+        // Nothing is under way: this broker notes a producer's sequence before the records, so that one that is killed in between
+        // takes them for duplicates when they come again, acknowledges them, and has none of them, whatever client sends them.
         until_delivered(&mut db, before + A_ROUND - 100);
         broker.kill();
         emit_many(&mut db, before + A_ROUND - 99..=before + A_ROUND);
