@@ -159,31 +159,30 @@ fn is_taken(tag: &pg_sys::LOCKTAG, mode: i32) -> bool {
     taken
 }
 
-/// Whether DROP DATABASE, RENAME or CREATE DATABASE … TEMPLATE waits for this database's sessions to leave. Needs no
-/// transaction: the lock that every session takes while it connects is tried for an instant.
-pub(crate) fn database_is_wanted(database: pg_sys::Oid) -> bool {
-    let tag = pg_sys::LOCKTAG {
-        locktag_field1: 0,
-        locktag_field2: pg_sys::DatabaseRelationId.to_u32(),
-        locktag_field3: database.to_u32(),
+/// The tag of a database object; of one that all share, the database is 0.
+fn object_tag(database: u32, class: pg_sys::Oid, object: pg_sys::Oid) -> pg_sys::LOCKTAG {
+    pg_sys::LOCKTAG {
+        locktag_field1: database,
+        locktag_field2: class.to_u32(),
+        locktag_field3: object.to_u32(),
         locktag_field4: 0,
         locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
         locktag_lockmethodid: DEFAULT_METHOD,
-    };
+    }
+}
+
+/// Whether DROP DATABASE, RENAME or CREATE DATABASE … TEMPLATE waits for this database's sessions to leave. Needs no
+/// transaction: the lock that every session takes while it connects is tried for an instant.
+pub(crate) fn database_is_wanted(database: pg_sys::Oid) -> bool {
+    let tag = object_tag(0, pg_sys::DatabaseRelationId, database);
     is_taken(&tag, pg_sys::RowExclusiveLock as i32)
 }
 
 /// Whether somebody holds the extension, or waits for it, to drop or alter it. Needs no transaction.
 pub(crate) fn extension_is_wanted(extension: pg_sys::Oid) -> bool {
-    let tag = pg_sys::LOCKTAG {
-        // SAFETY: a plain global of this process.
-        locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
-        locktag_field2: pg_sys::ExtensionRelationId.to_u32(),
-        locktag_field3: extension.to_u32(),
-        locktag_field4: 0,
-        locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
-        locktag_lockmethodid: DEFAULT_METHOD,
-    };
+    // SAFETY: a plain global of this process.
+    let database = unsafe { pg_sys::MyDatabaseId }.to_u32();
+    let tag = object_tag(database, pg_sys::ExtensionRelationId, extension);
     is_taken(&tag, pg_sys::AccessShareLock as i32)
 }
 

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)]
 
 pub(crate) mod append;
+mod array;
 pub(crate) mod background;
 pub(crate) mod call;
 pub(crate) mod catalog;
@@ -15,6 +16,7 @@ pub(crate) mod exact;
 pub(crate) mod expression;
 pub(crate) mod firing;
 pub(crate) mod guc;
+pub(crate) mod hint;
 pub(crate) mod invalidation;
 pub(crate) mod latch;
 pub(crate) mod lock;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use pgrx::pg_sys;
 
-use super::value;
+use super::row::value;
 
 /// How a partitioned table is divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,8 +5,8 @@ use std::marker::PhantomData;
 
 use pgrx::pg_sys;
 
-use super::super::encoding;
 use super::super::error::Complaint;
+use super::super::{array, encoding};
 use super::record::copy_record;
 use super::{Record, RecordType, Spi, from_pg_time};
 
@@ -290,24 +290,11 @@ unsafe fn printed(
 /// # Safety
 /// The datum is a text[].
 pub(in super::super) unsafe fn text_array(datum: pg_sys::Datum) -> Vec<Option<String>> {
-    let mut values = std::ptr::null_mut();
-    let mut nulls = std::ptr::null_mut();
-    let mut count = 0;
-    // SAFETY: as the caller promises; the arrays that are made are as long as is said.
+    // SAFETY: as the caller promises.
     unsafe {
-        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
-        pg_sys::deconstruct_array(
-            array,
-            pg_sys::TEXTOID,
-            -1,
-            false,
-            b'i' as std::ffi::c_char,
-            &raw mut values,
-            &raw mut nulls,
-            &raw mut count,
-        );
-        (0..usize::try_from(count).unwrap_or(0))
-            .map(|index| (!*nulls.add(index)).then(|| varlena_text(*values.add(index))))
+        let texts = array::texts(datum).into_iter();
+        texts
+            .map(|text| text.map(|text| varlena_text(text)))
             .collect()
     }
 }
