@@ -92,6 +92,7 @@ pub extern "C-unwind" fn _PG_init() {
     pg::error::keep_backtraces_back();
     settings::define();
     pg::statement::watch_log();
+    pg::hint::watch_denials();
     if pg::background::is_preloading() {
         pg::shmem::reserve();
         pg::culprits::reserve();

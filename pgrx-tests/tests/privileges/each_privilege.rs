@@ -350,6 +350,27 @@ fn who_keeps_secrets_sets_them_and_reads_none() {
     assert_eq!(db.one::<i64>("select count(*) from outbox.secrets"), 0);
 }
 
+/// Postgres says what is missing, and cannot know how it is given.
+#[test]
+fn who_may_nothing_is_told_how_that_is_changed() {
+    let (cluster, mut db) = with_roles(&["nobody"]);
+    let mut nobody = cluster.connect_as("nobody");
+    for statement in [
+        "select outbox.emit('order.placed')",
+        "insert into outbox.events (topic) values ('order.placed')",
+        "select outbox.read()",
+        "select * from outbox.status",
+    ] {
+        let refused = nobody.refused(statement);
+        assert_eq!(refused.sqlstate, "42501", "{statement}");
+        let hint = refused.hint.expect("what to do");
+        assert!(hint.contains("outbox.grant("), "{statement}: {hint}");
+    }
+    // What is not ours is none of our business.
+    db.run("create schema other; create table other.t (x int)");
+    assert_eq!(nobody.refused("select from other.t").hint, None);
+}
+
 /// A destination is told what it is logged in with, so who may name both could read any secret.
 #[test]
 fn a_secret_to_log_in_with_takes_the_privilege_to_set_it() {
