@@ -52,6 +52,8 @@ pub struct Engine<T: Item> {
     queue: Queue<T>,
     phase: Phase,
     in_flight: Option<Range<usize>>,
+    /// An event that is not in this queue went through while a delivery was in flight.
+    up_meanwhile: bool,
     /// Until when the sink asked to be left alone.
     not_before: Option<Time>,
     sizing: Sizing,
@@ -94,6 +96,7 @@ impl<T: Item> Engine<T> {
             queue: Queue::new(trial),
             phase: Phase::Advance,
             in_flight: None,
+            up_meanwhile: false,
             not_before,
             sizing,
             neighbours: Neighbours::restore(tested),
@@ -152,7 +155,11 @@ impl<T: Item> Engine<T> {
     /// failed often enough is decided on without further waiting; isolated by key, one that has failed
     /// is parked. Returns what leaves the queue.
     pub fn sink_is_up(&mut self) -> Vec<Settled<T>> {
-        if self.in_flight.is_some() || self.attempts() < self.enough_to_test() {
+        if self.in_flight.is_some() {
+            self.up_meanwhile = true;
+            return Vec::new();
+        }
+        if self.attempts() < self.enough_to_test() {
             return Vec::new();
         }
         match self.isolation {
@@ -288,7 +295,7 @@ impl<T: Item> Engine<T> {
             (Phase::Advance, 1) => self.tried_alone(now, outcome.alone()),
             (Phase::Advance, _) => self.tried_together(now, range, count, outcome),
         };
-        let settled = self.settle();
+        let mut settled = self.settle();
         if self.proven > 0 && self.attempts() > 0 {
             self.phase = Phase::Decide;
         }
@@ -297,6 +304,12 @@ impl<T: Item> Engine<T> {
         }
         if up {
             self.sizing.grow(self.policy.batch_size);
+        }
+        // A proof does not keep over a wait.
+        if std::mem::take(&mut self.up_meanwhile)
+            && self.not_before.is_none_or(|until| until <= now)
+        {
+            settled.extend(self.sink_is_up());
         }
         settled
     }

@@ -39,6 +39,8 @@ pub struct Lanes<T: Item> {
     /// Lanes whose first has failed since somebody asked.
     failed: BTreeSet<T::Key>,
     in_flight: Vec<Pick<T::Key>>,
+    /// The sink has shown that it is up while something was in flight: what fails in it is decided on by its next try.
+    proven_meanwhile: bool,
     /// The most events to hand over at once while a fault is searched for; `None`: full batches.
     reduced: Option<usize>,
     /// Until when the sink asked to be left alone.
@@ -74,6 +76,7 @@ impl<T: Item> Lanes<T> {
             drained: BTreeSet::new(),
             failed: BTreeSet::new(),
             in_flight: Vec::new(),
+            proven_meanwhile: false,
             reduced: None,
             not_before: None,
             events: 0,
@@ -147,6 +150,7 @@ impl<T: Item> Lanes<T> {
         self.not_before = self.not_before.max(Some(until));
         // A proof does not keep over a wait.
         self.deciding.clear();
+        self.proven_meanwhile = false;
     }
 
     /// An event that is not parked has just gone through to the same sink. `after_outage`: others had
@@ -300,6 +304,9 @@ impl<T: Item> Lanes<T> {
                 for pick in picks {
                     self.wait_until(&pick.key, now);
                 }
+                if std::mem::take(&mut self.proven_meanwhile) {
+                    self.prove(now, None);
+                }
                 return Vec::new();
             }
         };
@@ -324,6 +331,9 @@ impl<T: Item> Lanes<T> {
             self.grow();
             let only = went_through.pop_first().filter(|_| went_through.is_empty());
             self.prove(now, only.as_ref());
+        }
+        if std::mem::take(&mut self.proven_meanwhile) {
+            self.prove(now, None);
         }
         settled
     }
@@ -412,6 +422,7 @@ impl<T: Item> Lanes<T> {
         if self.waits_until(now).is_some() {
             return;
         }
+        self.proven_meanwhile |= !self.in_flight.is_empty();
         let suspects = self.suspects.iter().filter(|key| Some(*key) != but_for);
         let idle = |key: &&T::Key| !self.in_flight.iter().any(|pick| pick.key == **key);
         for key in suspects.filter(idle).cloned().collect::<Vec<_>>() {

@@ -47,39 +47,46 @@ fn five_failures_a_neighbour_and_a_last_try() {
 
 #[test]
 fn an_event_that_goes_through_elsewhere_decides_on_one_that_failed_often_enough() {
-    let mut engine = Engine::restore(policy(1), Checkpoint::default());
-    engine.push(Event {
-        id: 0,
-        key: 0,
-        weight: 1,
-    });
-    let failed = Outcome::Failed(Refusal {
-        error: "bad event".into(),
-        retry_after: None,
-    });
-    let mut now = Time(0);
-    for attempts in 1..=5 {
-        while let Step::Wait(until) = engine.next(now) {
-            now = until;
+    for while_in_flight in [false, true] {
+        let mut engine = Engine::restore(policy(1), Checkpoint::default());
+        engine.push(Event {
+            id: 0,
+            key: 0,
+            weight: 1,
+        });
+        let failed = Outcome::Failed(Refusal {
+            error: "bad event".into(),
+            retry_after: None,
+        });
+        let mut now = Time(0);
+        for attempts in 1..=5 {
+            while let Step::Wait(until) = engine.next(now) {
+                now = until;
+            }
+            if while_in_flight && attempts == 5 {
+                engine.sink_is_up();
+            }
+            assert!(engine.outcome(now, &failed).is_empty());
+            assert_eq!(engine.attempts(), attempts);
+            if attempts < 5 {
+                engine.sink_is_up();
+                assert!(matches!(engine.next(now), Step::Wait(_)), "not yet");
+            }
         }
-        assert!(engine.outcome(now, &failed).is_empty());
-        assert_eq!(engine.attempts(), attempts);
-        if attempts < 5 {
+        if !while_in_flight {
             engine.sink_is_up();
-            assert!(matches!(engine.next(now), Step::Wait(_)), "not yet");
         }
+        assert_eq!(engine.next(now), Step::Deliver(0..1), "without a wait");
+        let settled = engine.outcome(now, &failed);
+        assert!(matches!(
+            &settled[..],
+            [Settled {
+                fate: Fate::Dead { attempts: 5, .. },
+                ..
+            }]
+        ));
+        assert!(engine.is_empty());
     }
-    engine.sink_is_up();
-    assert_eq!(engine.next(now), Step::Deliver(0..1), "without a wait");
-    let settled = engine.outcome(now, &failed);
-    assert!(matches!(
-        &settled[..],
-        [Settled {
-            fate: Fate::Dead { attempts: 5, .. },
-            ..
-        }]
-    ));
-    assert!(engine.is_empty());
 }
 
 #[test]

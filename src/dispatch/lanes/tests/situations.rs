@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::super::{Fate, Health};
-use super::world::{Style, World, policy};
+use super::super::super::{Fate, Health, Lanes, Outcome, Refusal, Time, Trial};
+use super::world::{Event, Style, World, policy};
 
 /// The ids in each request since one, with a mark at those of lanes.
 fn tried(world: &World, from: usize) -> Vec<(Vec<usize>, bool)> {
@@ -247,4 +247,27 @@ fn attempts_and_order_survive_a_restart() {
     let from = world.requests.len();
     assert_eq!(work(&mut world), None);
     assert_eq!(tried(&world, from), [parked([0]), parked([2, 3])]);
+}
+
+#[test]
+fn a_proof_that_comes_while_a_suspect_is_in_flight_counts_for_its_next_try() {
+    let mut lanes = Lanes::new(policy(8));
+    let mut now = Time(1_000_000);
+    let failed = Outcome::Failed(Refusal {
+        error: "no".to_owned(),
+        retry_after: None,
+    });
+    lanes.park(now, Event { id: 0, key: 0 }, Trial::default());
+    for _ in 0..5 {
+        assert_eq!(lanes.next(now).len(), 1);
+        assert!(lanes.outcome(now, &failed).is_empty());
+        now = lanes.due().unwrap();
+    }
+    assert_eq!(lanes.next(now).len(), 1);
+    lanes.sink_is_up(now, false);
+    assert!(lanes.outcome(now, &failed).is_empty(), "it began before");
+    assert_eq!(lanes.due(), Some(now), "at once");
+    assert_eq!(lanes.next(now).len(), 1);
+    assert_eq!(lanes.outcome(now, &failed).len(), 1);
+    assert_eq!(lanes.events(), 0);
 }
