@@ -169,7 +169,7 @@ fn a_destination_that_stops_and_starts() {
     let mut db = cluster.connect();
     postgres_sink(&mut db, "w", &there, json!({}), "batch_size => 5");
     for round in 0..4 {
-        emit(&mut db, round * 50 + 1..=round * 50 + 50);
+        emit(&mut db, round * 50 + 1..=round * 50 + 49);
         until_applied(&mut remote, round as usize * 50 + 10);
         let mode = if round % 2 == 0 {
             Mode::Immediate
@@ -177,6 +177,8 @@ fn a_destination_that_stops_and_starts() {
             Mode::Fast
         };
         there.stop(mode);
+        // All before it may have been quicker than the stop.
+        emit(&mut db, round * 50 + 50..=round * 50 + 50);
         until_status(&mut db, "w", "trouble", |status| {
             status.last_error.is_some()
         });
