@@ -112,7 +112,13 @@ fn every_2xx_is_success_and_a_body_of_any_size_does_no_harm() {
             "not-json",
             Reply::ok()
                 .header("content-type", "application/json")
-                .body("{\"failures\": [{"),
+                .body("OK"),
+        ),
+        (
+            "html",
+            Reply::ok()
+                .header("content-type", "text/html")
+                .body("<html>{{ done }}</html>"),
         ),
         ("others", Reply::failures(&[("n99", "unknown here", true)])),
         (
@@ -220,5 +226,50 @@ fn retry_after_is_capped() {
         receiver.wait_for_distinct(5);
         until_idle(&mut db, "capped");
         db.run("select outbox.drop_sink('capped'); delete from outbox.events");
+    }
+}
+
+/// `{"failures": [{"id": "n2", "error": "no stock"}]}`, compressed by gzip.
+const REPORT_IN_GZIP: &[u8] = &[
+    31, 139, 8, 0, 0, 0, 0, 0, 2, 3, 171, 86, 74, 75, 204, 204, 41, 45, 74, 45, 86, 178, 82, 136,
+    174, 86, 202, 76, 1, 210, 74, 121, 70, 74, 58, 10, 74, 169, 69, 69, 249, 69, 96, 110, 190, 66,
+    113, 73, 126, 114, 182, 82, 109, 108, 45, 0, 87, 80, 175, 168, 49, 0, 0, 0,
+];
+
+#[test]
+fn an_answer_that_cannot_be_read_delivers_nothing() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    let encoded = Reply::ok().header("content-encoding", "gzip");
+    for (id, reply, says) in [
+        (
+            "encoded",
+            encoded.body(REPORT_IN_GZIP),
+            "HTTP 200, but the answer cannot be read: it is encoded as gzip, which was not asked for",
+        ),
+        (
+            "cut",
+            Reply::ok().body(r#"{"failures": [{"id": "n"#),
+            "HTTP 200, but the answer cannot be read: it is no JSON as a whole",
+        ),
+    ] {
+        receiver.clear();
+        receiver.reply_always(reply);
+        http_sink(&mut db, id, &receiver, json!({}), "start => 'tail'");
+        emit(&mut db, 1..=3);
+        let failing = until_status(&mut db, id, says, |status| {
+            status.last_error.as_deref() == Some(says)
+        });
+        assert_eq!(failing.delivered, 0);
+        receiver.clear();
+        receiver.reply_always(Reply::ok().body("OK"));
+        receiver.wait_for(3);
+        assert_eq!(until_idle(&mut db, id).delivered, 3);
+        assert_eq!(receiver.ids(), ids(1..=3));
+        for request in receiver.requests() {
+            assert_eq!(request.header("accept-encoding"), Some("identity"));
+        }
+        db.run(&format!("select outbox.drop_sink('{id}')"));
     }
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{ACCEPT, HeaderValue, USER_AGENT};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderValue, USER_AGENT};
 use reqwest::{Method, Request, Response, StatusCode};
 use tokio::time::{Instant, timeout_at};
 use url::Url;
 
-use super::answer;
+use super::answer::{self, Answer};
 use super::config::{HttpConfig, Mode};
 use super::request::Message;
 use super::transport;
@@ -20,6 +20,7 @@ use crate::sinks::plain_text::without;
 use crate::sinks::tls;
 
 const AGENT: &str = concat!("pg_outbox/", env!("CARGO_PKG_VERSION"));
+const IDENTITY: HeaderValue = HeaderValue::from_static("identity");
 
 /// For TCP and TLS together, when the whole request may take longer.
 const LONGEST_CONNECT: Duration = Duration::from_secs(5);
@@ -88,6 +89,8 @@ impl Endpoint {
         let template = client
             .post(config.url.clone())
             .header(USER_AGENT, AGENT)
+            // A body that is encoded in another way cannot be read here, and it may say which events failed.
+            .header(ACCEPT_ENCODING, IDENTITY)
             .headers(config.headers.clone())
             .build()
             .map_err(cannot)?;
@@ -137,20 +140,25 @@ impl Endpoint {
             return Err(Setback { refusal, outage });
         }
         let largest = LARGEST_ANSWER + ANSWER_AN_EVENT * events.len();
+        let headers = response.headers().clone();
         let body = timeout_at(deadline, read(response, largest))
             .await
             .map_err(|_| late("no complete answer"))?;
         self.kept
             .store(matches!(body, Ok(Body::Whole(_))), Ordering::Relaxed);
-        match body {
-            Ok(Body::Whole(body)) => Ok(self.shown(answer::failures(&body, events), secrets)),
-            Ok(Body::Begun(body)) if answer::begins_a_report(&body) => {
-                Err(Setback::answered(format!(
-                    "{status}, but the failures that the answer lists are longer than {largest} bytes"
-                )))
-            }
-            Ok(Body::Begun(_)) => Ok(Vec::new()),
-            Err(error) => Err(Setback::outage(transport::describe(&error, &self.origin))),
+        let body =
+            body.map_err(|error| Setback::outage(transport::describe(&error, &self.origin)))?;
+        let answer = Answer {
+            headers: &headers,
+            cut_at: matches!(body, Body::Begun(_)).then_some(largest),
+            body: body.bytes(),
+        };
+        match answer.failures(events) {
+            Ok(failures) => Ok(self.shown(failures, secrets)),
+            Err(why) => Err(Setback::answered(format!(
+                "HTTP {}, but the answer cannot be read: {why}",
+                status.as_u16()
+            ))),
         }
     }
 
@@ -174,8 +182,11 @@ impl Endpoint {
                     outage: true,
                 });
             }
+            let headers = response.headers().clone();
             match read(response, LARGEST_REMAINDER).await.map_err(failed)? {
-                Body::Whole(body) => Ok(body),
+                Body::Whole(body) => answer::text_of(&headers, &body)
+                    .map(<[u8]>::to_vec)
+                    .map_err(|why| Setback::answered(format!("the answer cannot be read: {why}"))),
                 Body::Begun(_) => Err(Setback::answered(format!(
                     "the answer is longer than {LARGEST_REMAINDER} bytes"
                 ))),
@@ -284,6 +295,14 @@ enum Body {
     Whole(Vec<u8>),
     /// The beginning of a body that is longer than was to be read; its connection is closed.
     Begun(Vec<u8>),
+}
+
+impl Body {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Body::Whole(bytes) | Body::Begun(bytes) => bytes,
+        }
+    }
 }
 
 async fn read(mut response: Response, largest: usize) -> Result<Body, reqwest::Error> {

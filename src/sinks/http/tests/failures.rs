@@ -3,7 +3,7 @@
 use super::*;
 use crate::dispatch::Failure;
 
-fn single_answer(reply: fn() -> Reply) -> (Receiver, Sender) {
+fn single_answer(reply: impl Fn() -> Reply + Send + Sync + 'static) -> (Receiver, Sender) {
     let receiver = Receiver::start(move |_| reply());
     let sender = Sender::new(&receiver.url(), no_config());
     (receiver, sender)
@@ -101,7 +101,44 @@ fn a_report_too_large_to_read_is_not_taken_for_success() {
         Reply::Answer(200, "", body.into_bytes())
     });
     let error = sender.refused(&batch(1)).error;
-    assert!(error.starts_with("200 OK, but the failures"), "{error}");
+    assert_eq!(
+        error,
+        "HTTP 200, but the answer cannot be read: it is longer than 1049600 bytes"
+    );
+}
+
+#[test]
+fn an_answer_that_cannot_be_read_is_not_taken_for_success() {
+    for (headers, body, why) in [
+        (
+            "content-encoding: gzip\r\n",
+            &b"\x1f\x8b\x08\x00"[..],
+            "it is encoded as gzip, which was not asked for",
+        ),
+        (
+            "content-type: application/json\r\n",
+            b"{\"failures\": [",
+            "it is no JSON as a whole",
+        ),
+    ] {
+        for status in [200, 207] {
+            let (_receiver, sender) =
+                single_answer(move || Reply::Answer(status, headers, body.to_vec()));
+            assert_eq!(
+                sender.refused(&batch(2)).error,
+                format!("HTTP {status}, but the answer cannot be read: {why}")
+            );
+        }
+    }
+    // An answer without a length ends with its connection, wherever that is.
+    let (_receiver, sender) = single_answer(|| {
+        Reply::Raw(b"HTTP/1.0 200 OK\r\n\r\n{\"failures\": [{\"id\": \"evt".into())
+    });
+    let error = sender.refused(&batch(1)).error;
+    assert_eq!(
+        error,
+        "HTTP 200, but the answer cannot be read: it is no JSON as a whole"
+    );
 }
 
 #[test]

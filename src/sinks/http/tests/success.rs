@@ -21,7 +21,7 @@ fn a_batch_arrives_as_one_array() {
     );
     assert_eq!(request.header("x-env"), Some("test"));
     assert_eq!(request.header("user-agent"), Some("mine"));
-    assert_eq!(request.header("accept-encoding"), None);
+    assert_eq!(request.header("accept-encoding"), Some("identity"));
     assert_eq!(request.ids(), ["evt_1", "evt_2", "evt_3"]);
     assert_eq!(
         request.json()[0],
