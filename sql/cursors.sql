@@ -69,6 +69,73 @@ begin
     return found_stream;
 end $$;
 
+-- The transaction id that this server gives out next, whatever the snapshot at hand says.
+create function outbox.next_xid() returns xid8
+    language c volatile as 'MODULE_PATHNAME', 'next_xid_wrapper';
+comment on function outbox.next_xid() is 'the transaction id that is given out next';
+
+-- Refuses a position that this database has not given out, where events could be passed over by it: it comes from a future that was lost,
+-- as in a recovery to an earlier point or a failover that did not have the last commits, or from another database.
+--
+-- Such a position may lie ahead of all numbers; and once the numbers have passed it, it is the position of no event, though older ones
+-- are still held and retention has not come so far. Where both histories have given out the very same pair, nothing can tell them apart.
+create function outbox.check_position(s outbox.streams, txid xid8, seq bigint) returns void
+    language plpgsql
+    set search_path = pg_catalog, outbox, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+declare
+    next_xid xid8 := outbox.next_xid();
+    -- Below, everything is visible or will never be.
+    settled boolean := check_position.txid < pg_snapshot_xmin(pg_current_snapshot());
+    last_seq bigint;
+    is_there boolean;
+    older boolean;
+    is_gone boolean;
+    problem text;
+begin
+    -- A standby may not have come as far as the primary that has given it out.
+    if pg_is_in_recovery() then
+        return;
+    end if;
+    if check_position.txid >= next_xid then
+        problem := format('No transaction of this server has come to it: the next one will be %s.', next_xid);
+    elsif check_position.seq = 0 then
+        -- Before all of a transaction.
+        return;
+    else
+        execute format('select exists (select from %s e where e.txid = $1 and e.seq = $2)', s.relation)
+           into is_there using check_position.txid, check_position.seq;
+        if is_there then
+            return;
+        end if;
+        -- The audit trail loses its oldest records in the order of their numbers. Looked at after the above: retention may be at work.
+        execute format('select exists (select from %s e where (e.txid, e.seq) < ($1, $2) and ($3 or e.seq < $2)),
+                               (select case when q.is_called then q.last_value else 0 end from %s q),
+                               (select ($1, $2) <= (k.gone_txid, k.gone_seq) from outbox.streams k where k.name = $4)',
+                       s.relation, s.sequence)
+           into older, last_seq, is_gone using check_position.txid, check_position.seq, s.shape <> 'audit', s.name;
+        if settled and not older then
+            return;
+        elsif check_position.seq > last_seq then
+            problem := format('The last number that the stream has given out is %s.', last_seq);
+        elsif not settled or is_gone then
+            return;
+        else
+            raise exception 'position %:% is not known in stream "%"', check_position.txid, check_position.seq, s.name
+                using errcode = '22023', detail = 'Older events are held, but it is the position of none, and retention has not come so far.',
+                      hint = outbox.what_of_a_lost_position();
+        end if;
+    end if;
+    raise exception 'position %:% lies ahead of stream "%"', check_position.txid, check_position.seq, s.name
+        using errcode = '22023', detail = problem, hint = outbox.what_of_a_lost_position();
+end $$;
+comment on function outbox.check_position(outbox.streams, xid8, bigint) is
+    'raises 22023 for a position that the stream has not given out, if a reader that goes on from there could pass events over';
+
+create function outbox.what_of_a_lost_position() returns text
+    language sql immutable set search_path = pg_catalog, pg_temp
+    return 'It is of another database, or of a future that this one has lost in a recovery or a failover. Read again from an older position, '
+           'from the beginning (null), or from now on: outbox.tail().';
+
 -- What outbox.read selects from the table e of a stream.
 create function outbox.read_columns(shape text) returns text
     language sql immutable set search_path = pg_catalog, pg_temp
@@ -131,6 +198,7 @@ begin
     end if;
     perform outbox.rebase_if_moved();
     a := outbox.parse_position(coalesce(after, '0:0'));
+    perform outbox.check_position(s, a.txid, a.seq);
     -- Horizon and rows in one statement, so in one snapshot: nothing can commit behind the last row returned.
     return query execute format($sql$
         select %s, e.txid::text || ':' || e.seq::text
@@ -143,7 +211,8 @@ end $$;
 comment on function outbox.read(text, int, text, text[]) is
     'the next events after a position, in pair order (txid, seq), of all topics or of those that match a pattern; nothing can ever commit '
     'behind the last one returned. Waits for every open transaction that began to write earlier. A reader of few topics that gets less than it '
-    'asked for may go on behind what outbox.tail said before. Errors: 22023 for a position, max_events or a pattern, 42704 for an unknown stream';
+    'asked for may go on behind what outbox.tail said before. Errors: 22023 for max_events, a pattern, a position that cannot be read or that '
+    'this database has not given out, 42704 for an unknown stream';
 
 create function outbox.tail(stream text default 'outbox') returns text
     language plpgsql security definer
@@ -189,6 +258,7 @@ begin
         raise exception 'cursor "%" needs a position', name using errcode = '22023', detail = 'The position is null.';
     end if;
     p := outbox.parse_position("position");
+    perform outbox.check_position(s, p.txid, p.seq);
     -- One upsert that compares in its WHERE: a late save by an old holder moves nothing back, concurrent saves end at the greatest.
     insert into outbox.cursors as c (name, stream, txid, seq) values (save_cursor.name, s.name, p.txid, p.seq)
         on conflict on constraint cursors_pkey do update
@@ -203,7 +273,7 @@ begin
 end $$;
 comment on function outbox.save_cursor(text, text, text) is
     'saves a reader''s position, forward only; true when it moved. The slowest cursor of a stream holds retention back. '
-    'Errors: 22023 for a position or name, 42704 for an unknown stream';
+    'Errors: 22023 for a name, a position that cannot be read or that this database has not given out, 42704 for an unknown stream';
 
 create function outbox.cursor(name text) returns text
     language sql stable security definer set search_path = pg_catalog, outbox, pg_temp

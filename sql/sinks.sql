@@ -163,4 +163,5 @@ comment on function outbox.poll(text, int) is
 create function outbox.ack(sink text, "position" text default null) returns boolean
     language c volatile as 'MODULE_PATHNAME', 'ack_wrapper';
 comment on function outbox.ack(text, text) is
-    'acknowledges the batch that poll handed out, up to and including a position, or all of it; true when the cursor moved';
+    'acknowledges the batch that poll handed out, up to and including a position, or all of it; true when the cursor moved. '
+    'Errors as poll, and 22023 for a position that is not of the batch, or that this database has not given out';

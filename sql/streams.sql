@@ -41,6 +41,8 @@ create table outbox.streams (
     numbering  oid not null,
     builtin    boolean not null default false,
     pruned_seq bigint not null default 0,
+    gone_txid  xid8 not null default '0',
+    gone_seq   bigint not null default 0,
     shape      text not null default 'events' check (shape in ('events', 'audit')),
     created_at timestamptz not null default now()
 );
@@ -49,6 +51,7 @@ comment on table outbox.streams is 'a stream is a table of events with its own s
 comment on column outbox.streams.shape is 'what the columns of the table are: those of outbox.events, or of outbox.audit_events';
 comment on column outbox.streams.numbering is 'the sequence''s file: it has another one once its numbers begin again, as after truncate … restart identity';
 comment on column outbox.streams.pruned_seq is 'retention has removed everything up to this seq; reads start behind it';
+comment on column outbox.streams.gone_seq is '(gone_txid, gone_seq) is the greatest position of those that retention has removed';
 
 -- Which clusters the positions in this database come from. A dump restored elsewhere adds the old cluster's identifier to the new
 -- one's: two different rows are the sign that positions must be re-based before anything is read (src/store/rebase.rs).

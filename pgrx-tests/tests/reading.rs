@@ -61,12 +61,6 @@ fn a_reader_pages_through_a_stream() {
                      is not distinct from (e.txid, e.seq, e.id, e.topic, e.source, e.subject, e.tenant, e.time, e.payload, e.headers)
                  and r.position = outbox.format_position(e.txid, e.seq)";
     assert_eq!(db.one::<i64>(query), 200);
-    assert_eq!(
-        db.all::<String>(
-            "select topic from outbox.read('18446744073709551615:9223372036854775807')"
-        ),
-        Vec::<String>::new()
-    );
 }
 
 #[test]
@@ -77,6 +71,10 @@ fn reading_says_what_is_wrong() {
         ("outbox.read('garbage')", "22023"),
         ("outbox.read('')", "22023"),
         ("outbox.read('1:1:1')", "22023"),
+        (
+            "outbox.read('18446744073709551615:9223372036854775807')",
+            "22023",
+        ),
         ("outbox.read(null, 0)", "22023"),
         ("outbox.read(null, -1)", "22023"),
         ("outbox.read(null, null)", "22023"),
@@ -336,17 +334,17 @@ fn a_cursor_moves_forward_only() {
     let mut save = |position: &str| -> bool {
         db.one(&format!("select outbox.save_cursor('c', '{position}')"))
     };
-    assert!(save("731:12"));
-    for late in ["731:12", "731.12", "731:11", "730:99", "99:9999", "0:0"] {
+    assert!(save("31:12"));
+    for late in ["31:12", "31.12", "31:11", "30:99", "9:9999", "0:0"] {
         assert!(!save(late), "{late}");
     }
-    assert!(save("731.13"));
-    assert!(save("1000:1"), "numbers, not text");
-    assert!(!save("999:9"));
-    assert_eq!(db.one::<String>("select outbox.cursor('c')"), "1000:1");
+    assert!(save("31.13"));
+    assert!(save("100:1"), "numbers, not text");
+    assert!(!save("99:9"));
+    assert_eq!(db.one::<String>("select outbox.cursor('c')"), "100:1");
 
     let row = "select concat_ws(' ', name, stream, txid, seq, updated_at between now() - interval '1 hour' and clock_timestamp()) from outbox.cursors";
-    assert_eq!(db.one::<String>(row), "c outbox 1000 1 t");
+    assert_eq!(db.one::<String>(row), "c outbox 100 1 t");
     assert_eq!(
         db.one::<Option<String>>("select outbox.cursor('another')"),
         None
@@ -354,10 +352,10 @@ fn a_cursor_moves_forward_only() {
 
     // A cursor is one stream's.
     db.run("select outbox.create_stream('billing')");
-    let refusal = db.refused("select outbox.save_cursor('c', '2000:1', 'billing')");
+    let refusal = db.refused("select outbox.save_cursor('c', '200:1', 'billing')");
     assert_eq!(refusal.sqlstate, "22023");
     assert!(refusal.message.contains("\"c\"") && refusal.hint.is_some());
-    assert_eq!(db.one::<String>("select outbox.cursor('c')"), "1000:1");
+    assert_eq!(db.one::<String>("select outbox.cursor('c')"), "100:1");
 
     assert!(db.one::<bool>("select outbox.drop_cursor('c')"));
     assert!(!db.one::<bool>("select outbox.drop_cursor('c')"));
@@ -408,7 +406,7 @@ fn concurrent_saves_end_at_the_greatest() {
                     let mut random = Random(saver);
                     let mut moved = 0;
                     for step in 0..100 {
-                        let (txid, seq) = (step * 10 + random.below(40), random.below(1000));
+                        let (txid, seq) = (step * 5 + random.below(40), random.below(1000));
                         let save = format!("select outbox.save_cursor('c', '{txid}:{seq}')");
                         moved += usize::from(db.one::<bool>(&save));
                         let after: String = db.one("select outbox.cursor('c')");
@@ -416,7 +414,7 @@ fn concurrent_saves_end_at_the_greatest() {
                         let at = (at_txid.parse().unwrap(), at_seq.parse().unwrap());
                         assert!(at >= (txid, seq), "{after} after {txid}:{seq}");
                     }
-                    let last = format!("select outbox.save_cursor('c', '5000:{saver}')");
+                    let last = format!("select outbox.save_cursor('c', '600:{saver}')");
                     moved + usize::from(db.one::<bool>(&last))
                 })
             })
@@ -426,6 +424,6 @@ fn concurrent_saves_end_at_the_greatest() {
     assert!(moves >= 8);
     assert_eq!(
         cluster.connect().one::<String>("select outbox.cursor('c')"),
-        "5000:8"
+        "600:8"
     );
 }

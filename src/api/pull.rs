@@ -8,8 +8,8 @@ use crate::pg::call::{Arguments, TupleStore};
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::security::{self, as_extension};
 use crate::pg::spi::{Arg, Spi, connected};
-use crate::store::rebase;
 use crate::store::sinks::{self, SinkRow};
+use crate::store::{histories, rebase};
 use crate::worker::pull;
 
 #[pg_extern(sql = false)]
@@ -44,6 +44,9 @@ fn ack(call: pg_sys::FunctionCallInfo) -> bool {
     as_extension(|| {
         connected(|spi| {
             let sink = pull_sink(spi, args.text(0).as_deref(), caller).or_raise();
+            if let Some(position) = position {
+                histories::check(spi, &sink.stream, position);
+            }
             pull::ack(spi, &sink, position).or_raise()
         })
     })

@@ -1,4 +1,5 @@
-//! outbox.rebase_if_moved, for the reading functions that are written in SQL, and the mark of a session that restores a dump.
+//! outbox.rebase_if_moved and outbox.next_xid, for the reading functions that are written in SQL, and the mark of a session that
+//! restores a dump.
 
 use pgrx::prelude::*;
 
@@ -14,6 +15,12 @@ fn rebase_if_moved() {
     if !catalog::in_recovery() {
         as_extension(|| connected(|spi| rebase::settle(spi).or_raise()));
     }
+}
+
+/// Declared as returning xid8.
+#[pg_extern(sql = false)]
+fn next_xid() -> i64 {
+    catalog::next_xid().cast_signed()
 }
 
 #[pg_trigger(sql = false)]

@@ -7,6 +7,7 @@ pub(crate) mod cursors;
 pub(crate) mod dead_letters;
 pub(crate) mod events;
 pub(crate) mod health;
+pub(crate) mod histories;
 pub(crate) mod parked;
 pub(crate) mod rebase;
 pub(crate) mod retention;

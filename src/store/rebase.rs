@@ -230,7 +230,7 @@ fn rebase(spi: &Spi, stream: &Stream) {
         }
     }
     spi.write(
-        "update outbox.streams set pruned_seq = 0, numbering = pg_relation_filenode(sequence) where name = $1",
+        "update outbox.streams set pruned_seq = 0, gone_txid = '0', gone_seq = 0, numbering = pg_relation_filenode(sequence) where name = $1",
         &[Arg::Text(Some(&stream.name))],
     );
 }

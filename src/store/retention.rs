@@ -83,7 +83,11 @@ pub(crate) fn step(
                      where c.stream = $1
                        and not {passed})
          ), gone as (
-             delete from {relation} d using passed p where d.seq = p.seq returning d.seq
+             delete from {relation} d using passed p where d.seq = p.seq returning d.txid, d.seq
+         ), remembered as (
+             update outbox.streams s set gone_txid = l.txid, gone_seq = l.seq
+               from (select g.txid, g.seq from gone g order by g.txid desc, g.seq desc limit 1) l
+              where s.name = $1 and (s.gone_txid, s.gone_seq) < (l.txid, l.seq)
          )
          select (select count(*) from gone), (select max(h.seq) from head h), (select count(*) from head h),
                 (select min(h.seq) from head h where not exists (select from gone g where g.seq = h.seq))",

@@ -378,6 +378,23 @@ impl Cluster {
         });
     }
 
+    /// A copy of the data folder, as a disk snapshot or a backup makes it, not started yet. The server must be stopped.
+    #[track_caller]
+    pub fn copy(&self) -> Cluster {
+        assert!(self.server.is_none(), "the server runs");
+        let folder = new_folder("c");
+        give_to_server(&folder);
+        let mut copy = Command::new("cp");
+        copy.arg("-a").arg(self.data()).arg(folder.join("data"));
+        finish(copy);
+        Self {
+            major: self.major,
+            port: ports::free(),
+            folder,
+            server: None,
+        }
+    }
+
     /// A standby of this cluster that streams from it.
     #[track_caller]
     pub fn standby(&self) -> Cluster {

@@ -2,9 +2,9 @@
 
 use crate::dispatch::{Floors, Place, Snapshot, Window};
 use crate::envelope::Position;
-use crate::pg::catalog;
 use crate::pg::error::Complaint;
 use crate::pg::spi::Spi;
+use crate::store::histories;
 use crate::store::sinks::Grouping;
 use crate::store::streams::Stream;
 use crate::store::transactions;
@@ -34,7 +34,7 @@ pub(super) fn starting_place(
                 .detail(error.to_string())
                 .hint("It is origin, tail, or a position such as outbox.read gives.")
             })?;
-            let place = behind(spi, stream, grouping, position)?;
+            let place = behind(spi, stream, grouping, position);
             let oldest = place.window.done.oldest_unseen();
             let pair = if oldest < position.txid {
                 Position {
@@ -70,29 +70,18 @@ pub(in crate::api) fn tail(spi: &Spi, stream: &Stream) -> (Place, Position) {
 
 /// Behind a position: all that is committed of earlier transactions is done, and of the position's own everything up to its seq. What
 /// is still open will come, whatever its id.
-fn behind(
-    spi: &Spi,
-    stream: &Stream,
-    grouping: Grouping,
-    position: Position,
-) -> Result<Place, Complaint> {
+fn behind(spi: &Spi, stream: &Stream, grouping: Grouping, position: Position) -> Place {
     let horizon = stream.look(spi, &mut Floors::default());
     let snapshot = horizon.snapshot;
-    if position.txid >= catalog::next_xid() {
-        return Err(
-            Complaint::bad_argument(format!("start {position} lies in the future"))
-                .detail("No transaction of this server has reached it.")
-                .hint("A position means nothing outside of the server that it was read from."),
-        );
-    }
+    histories::check(spi, &stream.name, position);
     let done = snapshot.below(position.txid.max(Snapshot::empty().xmax()));
     let window = Window::empty(done, stream.pruned_seq);
     if !snapshot.sees(position.txid) {
         // It is not finished yet: better some of its events again than one never.
-        return Ok(Place::at_start_of(window).at_end());
+        return Place::at_start_of(window).at_end();
     }
-    Ok(Place {
+    Place {
         mark: transactions::mark_of(spi, stream, grouping, position),
         ..Place::at_start_of(window.next(snapshot.below(position.txid + 1), horizon.last_seq, None))
-    })
+    }
 }
