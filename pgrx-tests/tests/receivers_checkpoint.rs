@@ -5,7 +5,7 @@ mod workers;
 
 use std::sync::{Arc, Mutex};
 
-use outbox_tests::{Receiver, Reply, Sql, until};
+use outbox_tests::{Mode, Receiver, Reply, Sql, until};
 use postgres::Client;
 use scene::{emit, http_sink, ids, quick, until_idle, until_status};
 use serde_json::{Value, json};
@@ -141,8 +141,9 @@ fn without_an_answer_nothing_is_sent() {
             .all(|request| request.method == "GET")
     );
     // What another sink was told counts for nothing.
-    *kept.lock().unwrap() =
-        json!("1/00000000-0000-0000-0000-000000000000/7.1/900:900:/900:900:/99");
+    *kept.lock().unwrap() = json!(
+        "2/00000000-0000-0000-0000-000000000000/7/b/900:900:/900:900:/99/99/0123456789abcdef"
+    );
     let answer = json!({"position": *kept.lock().unwrap()}).to_string();
     receiver.reply_with(move |request| match request.method.as_str() {
         "GET" => Reply::ok().body(answer.clone()),
@@ -252,4 +253,151 @@ fn transactions_whose_events_are_numbered_in_turn_are_not_cut() {
         .map(|event| event.id)
         .collect();
     assert_eq!(first_arrivals, ["b1", "b2", "a1", "a2"]);
+}
+
+/// Ids that no other history gives its events.
+fn emit_named(db: &mut Client, history: &str, events: i64) -> Vec<String> {
+    db.all(&format!(
+        "select outbox.emit('test.named', '{{}}', id => '{history}' || n, subject => n::text) from generate_series(1, {events}) n"
+    ))
+}
+
+/// Those of `events` that a receiver has.
+fn of_these(receiver: &Receiver, events: &[String]) -> usize {
+    let arrived = receiver.first_arrivals();
+    let is_one = |id: &String| arrived.iter().any(|event| event.id == *id);
+    events.iter().filter(|id| is_one(id)).count()
+}
+
+fn until_all_of(receiver: &Receiver, events: &[String]) {
+    until("all of a history to arrive", || {
+        (of_these(receiver, events) == events.len()).then_some(())
+    });
+}
+
+#[test]
+fn after_an_older_copy_of_the_folder_nothing_is_passed_over() {
+    let (receiver, _) = remembering();
+    let mut cluster = quick().start();
+    let mut db = cluster.connect();
+    sink(&mut db, &receiver, "batch_size => 10");
+    let common = emit_named(&mut db, "common", 50);
+    until_all_of(&receiver, &common);
+    until_idle(&mut db, "w");
+    cluster.stop(Mode::Fast);
+    let mut older = cluster.copy();
+    cluster.start_again();
+    let mut db = cluster.connect();
+    let lost = emit_named(&mut db, "lost", 60);
+    until_all_of(&receiver, &lost);
+    until_idle(&mut db, "w");
+    cluster.stop(Mode::Immediate);
+    drop(cluster);
+
+    // The receiver is ahead of this one; the same numbers and transaction ids are given out again.
+    older.start_again();
+    let mut db = older.connect();
+    let new = emit_named(&mut db, "new", 100);
+    until_all_of(&receiver, &new);
+    until_idle(&mut db, "w");
+    assert!(
+        older
+            .log()
+            .contains("has come to an event that this database does not hold")
+    );
+    // From then on it is this history's receiver.
+    let requests = receiver.count();
+    older.stop(Mode::Fast);
+    older.start_again();
+    let mut db = older.connect();
+    let more = emit_named(&mut db, "more", 5);
+    until_all_of(&receiver, &more);
+    until_idle(&mut db, "w");
+    assert_eq!(receiver.count(), requests + 5, "nothing came again");
+}
+
+#[test]
+fn a_clone_and_its_original_both_deliver() {
+    let (receiver, _) = remembering();
+    let mut cluster = quick().start();
+    let mut db = cluster.connect();
+    sink(&mut db, &receiver, "batch_size => 10");
+    let common = emit_named(&mut db, "common", 20);
+    until_all_of(&receiver, &common);
+    until_idle(&mut db, "w");
+    cluster.stop(Mode::Fast);
+    let mut clone = cluster.copy();
+    cluster.start_again();
+    let mut db = cluster.connect();
+    let first = emit_named(&mut db, "original", 40);
+    until_all_of(&receiver, &first);
+    clone.start_again();
+    let mut there = clone.connect();
+    for round in 1..=3 {
+        let in_clone = emit_named(&mut there, &format!("clone {round}, "), 30);
+        let in_original = emit_named(&mut db, &format!("original {round}, "), 10);
+        until_all_of(&receiver, &in_clone);
+        until_all_of(&receiver, &in_original);
+        // The one is asked where the other one has been.
+        kill_dispatcher(&clone, "app");
+        kill_dispatcher(&cluster, "app");
+        (db, there) = (cluster.connect(), clone.connect());
+    }
+}
+
+/// The last that it had may not have come over to the standby; then what that writes is another history.
+#[test]
+fn a_standby_that_lost_commits_delivers_what_it_has_instead() {
+    let (receiver, _) = remembering();
+    let mut primary = quick().start();
+    let mut db = primary.connect();
+    sink(&mut db, &receiver, "batch_size => 10");
+    let common = emit_named(&mut db, "common", 20);
+    until_all_of(&receiver, &common);
+    let standby = primary.standby();
+    let mut there = standby.connect();
+    there.run("alter system set primary_conninfo = ''");
+    there.run("select pg_reload_conf()");
+    until("the standby to be cut off", || {
+        (db.one::<i64>("select count(*) from pg_stat_replication") == 0).then_some(())
+    });
+    let lost = emit_named(&mut db, "lost", 60);
+    until_all_of(&receiver, &lost);
+    primary.stop(Mode::Immediate);
+    standby.promote();
+    let new = emit_named(&mut there, "new", 100);
+    until_all_of(&receiver, &new);
+    until_idle(&mut there, "w");
+}
+
+/// One that had everything goes on as if nothing had been.
+#[test]
+fn a_promoted_standby_sends_nothing_again_that_the_receiver_has() {
+    let (receiver, _) = remembering();
+    let mut primary = quick().start();
+    let mut db = primary.connect();
+    sink(&mut db, &receiver, "batch_size => 10");
+    emit(&mut db, 1..=20);
+    receiver.wait_for(20);
+    until_idle(&mut db, "w");
+    let standby = primary.standby();
+    // What comes now is delivered, and not saved.
+    let mut holder = primary.connect();
+    let mut held = holder.transaction().unwrap();
+    held.run("select from outbox.cursors where name = 'sink:w' for update");
+    emit(&mut db, 21..=30);
+    receiver.wait_for(30);
+    let written: String = db.one("select pg_current_wal_flush_lsn()::text");
+    let mut there = standby.connect();
+    until("the standby to catch up", || {
+        let caught_up = format!("select pg_last_wal_replay_lsn() >= '{written}'::pg_lsn");
+        there.one::<bool>(&caught_up).then_some(())
+    });
+    drop(held);
+    primary.stop(Mode::Immediate);
+    standby.promote();
+    emit(&mut there, 31..=35);
+    receiver.wait_for(35);
+    until_idle(&mut there, "w");
+    assert_eq!(receiver.ids(), ids(1..=35));
 }

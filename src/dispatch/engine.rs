@@ -1,6 +1,7 @@
 //! The state machine of one sink: what to do next, and what an outcome means. It keeps the phase
 //! and the due times; sizes, neighbours, marks and delays are counted in their own files.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -44,6 +45,17 @@ enum Phase {
     Decide,
 }
 
+/// What was handed over and has no outcome yet.
+#[derive(Debug)]
+struct InFlight {
+    /// Where it is now, as offsets from the head.
+    range: Range<usize>,
+    /// How many events were handed over.
+    count: usize,
+    /// Those that are known to be through already, by their indices within what was handed over.
+    told: BTreeSet<usize>,
+}
+
 /// The engine of one sink, with the queue of its pending events in delivery order.
 #[derive(Debug)]
 pub struct Engine<T: Item> {
@@ -51,7 +63,7 @@ pub struct Engine<T: Item> {
     isolation: Isolation,
     queue: Queue<T>,
     phase: Phase,
-    in_flight: Option<Range<usize>>,
+    in_flight: Option<InFlight>,
     /// An event that is not in this queue went through while a delivery was in flight.
     up_meanwhile: bool,
     /// Until when the sink asked to be left alone.
@@ -231,7 +243,12 @@ impl<T: Item> Engine<T> {
 
     /// What was handed over and has no outcome yet.
     pub fn in_flight(&self) -> Option<Range<usize>> {
-        self.in_flight.clone()
+        Some(self.in_flight.as_ref()?.range.clone())
+    }
+
+    /// How many events were handed over in it.
+    pub fn handed_over(&self) -> usize {
+        self.in_flight.as_ref().map_or(0, |delivery| delivery.count)
     }
 
     /// What to do now; to be asked without delay after an outcome and a read, as a test decides
@@ -274,26 +291,64 @@ impl<T: Item> Engine<T> {
                     .first_batch(self.sizing.limit(room, untried), room)
             }
         };
-        self.in_flight = Some(range.clone());
+        self.in_flight = Some(InFlight {
+            range: range.clone(),
+            count: self.queue.pending(range.clone()).count(),
+            told: BTreeSet::new(),
+        });
         Step::Deliver(range)
+    }
+
+    /// Some of the events in flight are through, given by their indices within what was handed over, and the delivery goes on. Its
+    /// outcome counts for the others. Returns the events that leave the head of the queue, in order.
+    pub fn progress(&mut self, through: &[usize]) -> Vec<Settled<T>> {
+        let Some(InFlight { range, count, told }) = &mut self.in_flight else {
+            return Vec::new();
+        };
+        // What is tried by itself decides on more than itself.
+        if *count < 2 {
+            return Vec::new();
+        }
+        let open: Vec<usize> = (0..*count).filter(|index| !told.contains(index)).collect();
+        let through: BTreeSet<usize> = through.iter().copied().collect();
+        let handed_over = self.queue.range_mut(range.clone());
+        let handed_over = handed_over.filter(|entry| entry.is_pending());
+        for (entry, index) in handed_over.zip(open) {
+            if through.contains(&index) {
+                entry.went_through();
+                told.insert(index);
+            }
+        }
+        let settled = self.settle();
+        if let Some(InFlight { range, .. }) = &mut self.in_flight {
+            range.start = range.start.saturating_sub(settled.len());
+            range.end = range.end.saturating_sub(settled.len());
+        }
+        settled
+    }
+
+    /// The delivery in flight has ended, and of what it has not told, nothing was tried.
+    pub fn give_back(&mut self) {
+        self.in_flight = None;
+        self.up_meanwhile = false;
     }
 
     /// Takes the outcome of the delivery in flight at the time it became known. Returns the events
     /// that leave the head of the queue, in order. Without a delivery in flight it does nothing.
     pub fn outcome(&mut self, now: Time, outcome: &Outcome) -> Vec<Settled<T>> {
-        let Some(range) = self.in_flight.take() else {
+        let Some(delivery) = self.in_flight.take() else {
             return Vec::new();
         };
+        let InFlight { range, count, .. } = &delivery;
         if let Some(wait) = outcome.retry_after() {
             self.not_before = Some(now.after(wait.min(self.policy.retry_max)));
             self.proven = 0;
         }
-        let count = self.queue.pending(range.clone()).count();
-        let up = match (std::mem::take(&mut self.phase), count) {
+        let up = match (std::mem::take(&mut self.phase), *count) {
             (Phase::Decide, _) => self.decided(now, outcome.alone()),
             (Phase::Test, _) => self.tested(now, range.start, outcome.alone()),
             (Phase::Advance, 1) => self.tried_alone(now, outcome.alone()),
-            (Phase::Advance, _) => self.tried_together(now, range, count, outcome),
+            (Phase::Advance, _) => self.tried_together(now, delivery, outcome),
         };
         let mut settled = self.settle();
         if self.proven > 0 && self.attempts() > 0 {
@@ -357,24 +412,23 @@ impl<T: Item> Engine<T> {
 
     /// Several events from the head on. Returns, like its siblings, whether the sink has shown that
     /// it is up.
-    fn tried_together(
-        &mut self,
-        now: Time,
-        range: Range<usize>,
-        count: usize,
-        outcome: &Outcome,
-    ) -> bool {
+    fn tried_together(&mut self, now: Time, delivery: InFlight, outcome: &Outcome) -> bool {
+        let InFlight { range, count, told } = delivery;
         let verdicts = match outcome.verdicts(count) {
             Ok(verdicts) => verdicts,
+            // It has shown that it is up, whatever has become of it since.
+            Err(_) if !told.is_empty() => vec![Verdict::Untried; count],
             Err(error) => {
                 self.sizing.failed(count, range.end, error);
                 return false;
             }
         };
-        let mut proven = false;
+        let mut proven = !told.is_empty();
+        let open = verdicts.into_iter().enumerate();
+        let open = open.filter(|(index, _)| !told.contains(index));
         let handed_over = self.queue.range_mut(range.clone());
         let handed_over = handed_over.filter(|entry| entry.is_pending());
-        for (entry, verdict) in handed_over.zip(verdicts) {
+        for (entry, (_, verdict)) in handed_over.zip(open) {
             let failure = match verdict {
                 Verdict::Through => {
                     entry.went_through();

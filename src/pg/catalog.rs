@@ -98,12 +98,6 @@ pub(crate) fn system_identifier() -> i64 {
     unsafe { pg_sys::GetSystemIdentifier() }.cast_signed()
 }
 
-/// The timeline that is written to: another one after each promotion and each recovery to a point in time.
-pub(crate) fn timeline() -> u32 {
-    // SAFETY: reads shared memory; whoever delivers can write, so recovery is over.
-    unsafe { pg_sys::GetWALInsertionTimeLine() }
-}
-
 /// The transaction id that is given out next. Needs no transaction.
 pub(crate) fn next_xid() -> u64 {
     // SAFETY: takes and releases a lightweight lock.

@@ -7,10 +7,10 @@ use super::http::Http;
 use super::kafka::Kafka;
 use super::nats::Nats;
 use super::postgres::Postgres;
-use super::{Batch, Config};
+use super::{Batch, Came, Config};
 use crate::dispatch::Outcome;
 
-/// What every kind implements: deliver once, and say which events got through.
+/// What kinds implement: deliver once, and say which events got through.
 pub(crate) trait Sink: Send + Sync {
     /// Tries `batch` once. Ends within the time-outs of the sink, and reports whatever goes wrong as an outcome. To drop the
     /// future is to give the delivery up; whether it took effect is then unknown.
@@ -57,12 +57,12 @@ impl Client {
     }
 
     /// See [`Sink::deliver`].
-    pub(crate) async fn deliver(&self, batch: &Batch) -> Outcome {
+    pub(crate) async fn deliver(&self, batch: &Batch) -> Came {
         match self {
             Client::Http(http) => http.deliver(batch).await,
-            Client::Kafka(kafka) => kafka.deliver(batch).await,
-            Client::Nats(nats) => nats.deliver(batch).await,
-            Client::Postgres(postgres) => postgres.deliver(batch).await,
+            Client::Kafka(kafka) => Came::To(kafka.deliver(batch).await),
+            Client::Nats(nats) => Came::To(nats.deliver(batch).await),
+            Client::Postgres(postgres) => Came::To(postgres.deliver(batch).await),
         }
     }
 }

@@ -23,7 +23,8 @@ mod secrets;
 mod template;
 mod tls;
 
-pub(crate) use batch::{Batch, Origin};
+pub(crate) use batch::{Batch, Came, Origin, Watch};
+pub(crate) use checkpoint::Witness;
 use client::Sink;
 pub(crate) use client::{Client, Defaults};
 pub(crate) use config::{Config, ConfigError, parse, redaction};

@@ -16,7 +16,10 @@ use tokio::task::AbortHandle;
 use crate::dispatch::{Outcome, Refusal};
 use crate::pg::latch::{self, EventFd};
 use crate::sinks::webhook::{Attempt, Courier, Outcome as AttemptOutcome, Verdict};
-use crate::sinks::{Batch, Client, Config, Defaults};
+use crate::sinks::{Batch, Came, Client, Config, Defaults};
+
+/// How soon the main thread learns what is through of a delivery that goes on.
+const TELL_WITHIN: Duration = Duration::from_millis(40);
 
 enum Order {
     Open {
@@ -50,7 +53,7 @@ pub(crate) struct Report {
     pub(crate) sink: String,
     /// As it was handed over; a report of a delivery that was given up is of no interest.
     pub(crate) serial: u64,
-    pub(crate) outcome: Outcome,
+    pub(crate) came: Came,
 }
 
 /// The main thread's end.
@@ -111,7 +114,7 @@ impl Io {
         });
     }
 
-    /// Hands over a batch; a report follows.
+    /// Hands over a batch; a report follows. Before, its watch may have news.
     pub(crate) fn deliver(&self, sink: &str, serial: u64, batch: Batch) {
         self.order(Order::Deliver {
             sink: sink.to_owned(),
@@ -141,7 +144,7 @@ impl Io {
         self.attempted.try_iter().collect()
     }
 
-    /// Becomes readable when there are reports.
+    /// Becomes readable when there are reports, or news of a delivery.
     pub(crate) fn readable(&self) -> &EventFd {
         &self.wake
     }
@@ -185,12 +188,16 @@ struct Promise {
 }
 
 impl Promise {
-    fn keep(mut self, outcome: Outcome) {
+    fn keep(mut self, came: Came) {
         self.kept = true;
+        self.report(came);
+    }
+
+    fn report(&mut self, came: Came) {
         self.reporter.report(Report {
             sink: std::mem::take(&mut self.sink),
             serial: self.serial,
-            outcome,
+            came,
         });
     }
 }
@@ -203,11 +210,7 @@ impl Drop for Promise {
                 error,
                 retry_after: None,
             });
-            self.reporter.report(Report {
-                sink: std::mem::take(&mut self.sink),
-                serial: self.serial,
-                outcome,
-            });
+            self.report(Came::To(outcome));
         }
     }
 }
@@ -303,19 +306,34 @@ async fn serve(mut orders: mpsc::UnboundedReceiver<Order>, reporter: Reporter) {
                 match &entry.client {
                     Ok(client) => {
                         let client = Arc::clone(client);
-                        let task =
-                            tokio::spawn(async move { promise.keep(client.deliver(&batch).await) });
+                        let task = tokio::spawn(deliver(client, batch, promise));
                         entry.in_flight.retain(|task| !task.is_finished());
                         entry.in_flight.push(task.abort_handle());
                     }
                     Err(error) => {
-                        promise.keep(Outcome::Failed(Refusal {
+                        promise.keep(Came::To(Outcome::Failed(Refusal {
                             error: error.clone(),
                             retry_after: None,
-                        }));
+                        })));
                     }
                 }
             }
         }
     }
+}
+
+async fn deliver(client: Arc<Client>, batch: Batch, promise: Promise) {
+    let delivery = client.deliver(&batch);
+    tokio::pin!(delivery);
+    let came = loop {
+        tokio::select! {
+            came = &mut delivery => break came,
+            () = tokio::time::sleep(TELL_WITHIN) => {
+                if batch.watch.has_news() {
+                    promise.reporter.wake.set();
+                }
+            }
+        }
+    };
+    promise.keep(came);
 }

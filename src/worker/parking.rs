@@ -212,6 +212,11 @@ impl Parking {
         self.handed_over.is_some()
     }
 
+    /// The delivery was called off before anything of it was sent.
+    pub(crate) fn give_back(&mut self) {
+        self.handed_over = None;
+    }
+
     /// Takes what the delivery came to. Returns what is settled.
     pub(crate) fn outcome(&mut self, at: Time, outcome: &Outcome) -> Vec<(Entry, Fate)> {
         self.handed_over = None;

@@ -11,6 +11,7 @@ use crate::dispatch::{Checkpoint, Engine, Failure, Fate, Item, Outcome, Settled,
 use crate::envelope::{Event, Position, read_cloudevent};
 use crate::pg::spi::Spi;
 use crate::settings;
+use crate::sinks::Came;
 use crate::store::dead_letters::{self, Queued};
 
 /// How many queued letters are looked at: enough to choose a neighbour from.
@@ -129,6 +130,17 @@ impl Redelivery {
 
     pub(crate) fn is_in_flight(&self) -> bool {
         self.in_flight.is_some()
+    }
+
+    /// Takes what the redelivery in flight came to.
+    pub(crate) fn came(&mut self, came: &Came) {
+        match came {
+            Came::To(outcome) => self.outcome(outcome),
+            Came::CalledOff | Came::Asks(_) => {
+                self.in_flight = None;
+                self.engine.give_back();
+            }
+        }
     }
 
     /// Takes what the redelivery came to.

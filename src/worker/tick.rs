@@ -7,10 +7,11 @@ use std::time::Duration;
 use super::course::{Course, Handover, Next, Taken, Target};
 use super::io::Io;
 use super::now;
-use crate::dispatch::{Floors, Outcome};
+use crate::dispatch::Floors;
 use crate::pg::spi::Spi;
 use crate::pg::{latch, lock, transaction};
 use crate::settings;
+use crate::sinks::Came;
 use crate::store::sinks::{self, Version};
 use crate::store::streams;
 
@@ -103,8 +104,8 @@ fn drive_network(spi: &Spi, course: &mut Course) -> Result<(), String> {
             Next::Again => {}
             Next::Deliver(Handover::Network { serial, batch }) => {
                 io.deliver(&course.sink.id, serial, batch);
-                let outcome = await_report(&io);
-                course.outcome(&outcome);
+                course.came(await_report(&io));
+                course.verify(spi);
             }
             Next::Deliver(Handover::Function { .. }) | Next::Idle => break,
         }
@@ -116,14 +117,12 @@ fn drive_network(spi: &Spi, course: &mut Course) -> Result<(), String> {
             break;
         };
         io.deliver(&course.sink.id, serial, batch);
-        let outcome = await_report(&io);
-        course.parked_outcome(&outcome);
+        course.parked_came(await_report(&io));
     }
     if let Some((serial, event)) = course.next_redelivery() {
         let batch = course.batch_of(vec![event]);
         io.deliver(&course.sink.id, serial, batch);
-        let outcome = await_report(&io);
-        course.redelivery.outcome(&outcome);
+        course.redelivery.came(&await_report(&io));
     }
     Ok(())
 }
@@ -148,10 +147,10 @@ impl Turns {
     }
 }
 
-fn await_report(io: &Io) -> Outcome {
+fn await_report(io: &Io) -> Came {
     loop {
         if let Some(report) = io.reports().into_iter().next() {
-            return report.outcome;
+            return report.came;
         }
         latch::wait(Duration::from_secs(1), Some(io.readable()));
     }

@@ -254,3 +254,36 @@ fn a_dead_letter_is_applied_once() {
     });
     assert_eq!(applied(&mut remote), ids([1, 2, 4, 5, 3]));
 }
+
+/// What was applied is known by each event's own number and id, which another history does not give out again.
+#[test]
+fn a_clone_and_an_older_copy_apply_their_own_events() {
+    let there = destination();
+    let mut remote = there.connect();
+    let mut cluster = quick().start();
+    let mut db = cluster.connect();
+    postgres_sink(&mut db, "w", &there, json!({}), "batch_size => 7");
+    let named = |db: &mut Client, history: &str| {
+        db.run(&format!(
+            "select outbox.emit('test.named', '{{}}', id => '{history}' || n) from generate_series(1, 30) n"
+        ));
+    };
+    named(&mut db, "common");
+    until_applied(&mut remote, 30);
+    until_idle(&mut db, "w");
+    cluster.stop(Mode::Fast);
+    let mut copy = cluster.copy();
+    cluster.start_again();
+    let mut db = cluster.connect();
+    named(&mut db, "original");
+    until_applied(&mut remote, 60);
+    copy.start_again();
+    let mut clone = copy.connect();
+    named(&mut clone, "clone");
+    named(&mut db, "more");
+    until_applied(&mut remote, 120);
+    until_idle(&mut clone, "w");
+    until_idle(&mut db, "w");
+    let once: i64 = remote.one("select count(distinct id) from applied");
+    assert_eq!((once, applied(&mut remote).len()), (120, 120));
+}

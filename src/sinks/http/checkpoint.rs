@@ -4,7 +4,7 @@
 //! `{"position": "…"}`; null when it has none. It fails closed: as long as there is no answer, nothing is sent. After a request whose
 //! fate is unknown, the receiver is asked again.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::Value;
@@ -12,8 +12,9 @@ use url::Url;
 
 use super::exchange::{Endpoint, Setback};
 use crate::dispatch::Place;
+use crate::envelope::Event;
 use crate::sinks::batch::Origin;
-use crate::sinks::checkpoint::Reached;
+use crate::sinks::checkpoint::{Reached, Standing, Witness};
 
 const HEADER: HeaderName = HeaderName::from_static("outbox-checkpoint");
 
@@ -25,6 +26,8 @@ const LONGEST: usize = 4096;
 pub(super) struct Checkpoint {
     url: Url,
     known: Mutex<Known>,
+    /// Of all that the receiver was told of, as far as it is known here.
+    witness: Mutex<Option<Witness>>,
 }
 
 #[derive(Clone)]
@@ -33,30 +36,75 @@ enum Known {
     Answered(Option<Reached>),
 }
 
+/// Where a receiver is.
+pub(super) enum At {
+    /// At the beginning, or where it says nothing to this sink.
+    Nowhere,
+    Place(Reached),
+    /// That depends on whether this database holds this event.
+    Unknown(Witness),
+}
+
 impl Checkpoint {
     pub(super) fn new(url: Url) -> Self {
         Self {
             url,
             known: Mutex::new(Known::ToBeAsked),
+            witness: Mutex::default(),
         }
     }
 
     /// What the receiver has come to, if that means something to this sink.
-    pub(super) async fn reached(
-        &self,
-        endpoint: &Endpoint,
-        origin: &Origin,
-    ) -> Result<Option<Reached>, Setback> {
-        let known = self.known().clone();
+    pub(super) async fn at(&self, endpoint: &Endpoint, origin: &Origin) -> Result<At, Setback> {
+        let known = held(&self.known).clone();
         let answer = match known {
             Known::Answered(reached) => reached,
             Known::ToBeAsked => {
                 let reached = self.ask(endpoint).await?;
-                *self.known() = Known::Answered(reached.clone());
+                *held(&self.known) = Known::Answered(reached.clone());
                 reached
             }
         };
-        Ok(answer.filter(|reached| reached.is_of(origin)))
+        let Some(reached) = answer else {
+            return Ok(At::Nowhere);
+        };
+        Ok(match reached.standing(origin) {
+            Standing::Foreign => At::Nowhere,
+            Standing::Depends(witness) => At::Unknown(witness),
+            Standing::Counts => {
+                self.witnessed(reached.witness().clone());
+                At::Place(reached)
+            }
+        })
+    }
+
+    /// Tells the receiver how far a request with some of these events, or all, reaches.
+    pub(super) fn tell(
+        &self,
+        origin: &Origin,
+        reaches: &Place,
+        events: &[Arc<Event>],
+        headers: &mut HeaderMap,
+    ) {
+        let Some(witness) = Witness::among(events) else {
+            return;
+        };
+        let witness = self.witnessed(witness);
+        let text = Reached::new(origin, reaches, witness).to_string();
+        if text.len() <= LONGEST
+            && let Ok(value) = HeaderValue::from_str(&text)
+        {
+            headers.insert(HEADER, value);
+        }
+    }
+
+    /// Takes note of one, and says which has the greatest number.
+    fn witnessed(&self, witness: Witness) -> Witness {
+        let mut greatest = held(&self.witness);
+        match &*greatest {
+            Some(known) if known.seq > witness.seq => known.clone(),
+            _ => greatest.insert(witness).clone(),
+        }
     }
 
     async fn ask(&self, endpoint: &Endpoint) -> Result<Option<Reached>, Setback> {
@@ -81,20 +129,11 @@ impl Checkpoint {
 
     /// What became of a request is unknown: the receiver may have come further.
     pub(super) fn forget(&self) {
-        *self.known() = Known::ToBeAsked;
-    }
-
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        *held(&self.known) = Known::ToBeAsked;
     }
 }
 
-/// Tells the receiver how far a request reaches.
-pub(super) fn tell(origin: &Origin, reaches: &Place, headers: &mut HeaderMap) {
-    let text = Reached::new(origin, reaches).to_string();
-    if text.len() <= LONGEST
-        && let Ok(value) = HeaderValue::from_str(&text)
-    {
-        headers.insert(HEADER, value);
-    }
+/// After a panic, what was known before still stands.
+fn held<T>(one: &Mutex<T>) -> MutexGuard<'_, T> {
+    one.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::checkpoint::{self, Checkpoint};
+use super::checkpoint::{At, Checkpoint};
 use super::config::{HttpConfig, Mode, Signing};
 use super::exchange::{Endpoint, Setback};
 use super::request::Message;
@@ -10,7 +10,7 @@ use super::signing::Keys;
 use super::single;
 use crate::dispatch::{Failure, Outcome, Refusal};
 use crate::envelope::Event;
-use crate::sinks::{Batch, Defaults, Sink};
+use crate::sinks::{Batch, Came, Defaults};
 
 pub(crate) struct Http {
     endpoint: Arc<Endpoint>,
@@ -29,20 +29,50 @@ impl Http {
         })
     }
 
+    /// Tries `batch` once, as [`crate::sinks::client::Sink`] says.
+    pub(in crate::sinks) async fn deliver(&self, batch: &Batch) -> Came {
+        if batch.events.is_empty() {
+            return Came::To(Outcome::Delivered);
+        }
+        let keys = match Keys::new(self.signing.as_ref(), &batch.secrets) {
+            Ok(keys) => keys,
+            Err(error) => {
+                return Came::To(Outcome::Failed(Refusal {
+                    error,
+                    retry_after: None,
+                }));
+            }
+        };
+        match self.mode {
+            Mode::Batch => self.deliver_together(batch, &keys).await,
+            Mode::Single { concurrency } => {
+                single::deliver(&self.endpoint, batch, keys, concurrency).await
+            }
+        }
+    }
+
     /// All events as one request.
-    async fn deliver_together(&self, batch: &Batch, keys: &Keys) -> Outcome {
+    async fn deliver_together(&self, batch: &Batch, keys: &Keys) -> Came {
         let Some(checkpoint) = &self.checkpoint else {
             let message = Message::batch(&batch.events, keys).await;
-            return outcome(self.send(message, &batch.events, batch).await);
+            return Came::To(outcome(self.send(message, &batch.events, batch).await));
         };
-        let reached = match checkpoint.reached(&self.endpoint, &batch.origin).await {
-            Ok(reached) => reached,
-            Err(setback) => return Outcome::Failed(setback.refusal),
+        let has = match checkpoint.at(&self.endpoint, &batch.origin).await {
+            Ok(has) => has,
+            Err(setback) => return Came::To(Outcome::Failed(setback.refusal)),
         };
+        if batch.watch.is_called_off() {
+            return Came::CalledOff;
+        }
         // A single event that is tried ahead, or taken up again, says nothing of those before it.
         let Some(reaches) = &batch.reaches else {
             let message = Message::batch(&batch.events, keys).await;
-            return outcome(self.send(message, &batch.events, batch).await);
+            return Came::To(outcome(self.send(message, &batch.events, batch).await));
+        };
+        let reached = match has {
+            At::Nowhere => None,
+            At::Place(reached) => Some(reached),
+            At::Unknown(witness) => return Came::Asks(witness),
         };
         let has = |event: &Event| {
             reached
@@ -57,10 +87,10 @@ impl Http {
             .map(|(place, event)| (place, Arc::clone(event)))
             .unzip();
         if events.is_empty() {
-            return Outcome::Delivered;
+            return Came::To(Outcome::Delivered);
         }
         let mut message = Message::batch(&events, keys).await;
-        checkpoint::tell(&batch.origin, reaches, &mut message.headers);
+        checkpoint.tell(&batch.origin, reaches, &batch.events, &mut message.headers);
         let mut sent = self.send(message, &events, batch).await;
         match &mut sent {
             Ok(failures) => {
@@ -70,7 +100,7 @@ impl Http {
             }
             Err(_) => checkpoint.forget(),
         }
-        outcome(sent)
+        Came::To(outcome(sent))
     }
 
     async fn send(
@@ -88,28 +118,5 @@ fn outcome(sent: Result<Vec<Failure>, Setback>) -> Outcome {
         Ok(failures) if failures.is_empty() => Outcome::Delivered,
         Ok(failures) => Outcome::Partial(failures),
         Err(setback) => Outcome::Failed(setback.refusal),
-    }
-}
-
-impl Sink for Http {
-    async fn deliver(&self, batch: &Batch) -> Outcome {
-        if batch.events.is_empty() {
-            return Outcome::Delivered;
-        }
-        let keys = match Keys::new(self.signing.as_ref(), &batch.secrets) {
-            Ok(keys) => keys,
-            Err(error) => {
-                return Outcome::Failed(Refusal {
-                    error,
-                    retry_after: None,
-                });
-            }
-        };
-        match self.mode {
-            Mode::Batch => self.deliver_together(batch, &keys).await,
-            Mode::Single { concurrency } => {
-                single::deliver(&self.endpoint, batch, keys, concurrency).await
-            }
-        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Events of one key (source and subject) form a lane. Within a lane, each is sent after the one before it went through, so
 //! that order within a key holds; lanes are independent of each other. When an event fails, the rest of its lane stays
-//! back. When the endpoint as a whole seems to be down, everything not yet sent does. What stayed back is reported as not
-//! tried: it has not failed.
+//! back. When the endpoint as a whole seems to be down, or the delivery is called off, everything not yet sent does. What stayed
+//! back is reported as not tried: it has not failed. What is through is told at once, for a batch may take long.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use super::request::Message;
 use super::signing::Keys;
 use crate::dispatch::{Failure, Outcome, Refusal};
 use crate::envelope::Event;
-use crate::sinks::{Batch, Secrets};
+use crate::sinks::{Batch, Came, Secrets, Watch};
 
 /// After so many refusals and not one event that was taken, the rest is not sent.
 const REFUSALS: usize = 5;
@@ -29,13 +29,14 @@ pub(super) async fn deliver(
     batch: &Batch,
     keys: Keys,
     concurrency: usize,
-) -> Outcome {
+) -> Came {
     let lanes = lanes(&batch.events);
     let workers = concurrency.min(lanes.len());
     let pass = Arc::new(Pass {
         endpoint: Arc::clone(endpoint),
         events: batch.events.clone(),
         secrets: batch.secrets.clone(),
+        watch: Arc::clone(&batch.watch),
         keys,
         state: Mutex::new(State {
             lanes,
@@ -56,7 +57,11 @@ pub(super) async fn deliver(
     Arc::clone(&pass).work().await;
     while set.join_next().await.is_some() {}
     let fates = std::mem::take(&mut pass.state().fates);
-    outcome(fates)
+    let unsent = fates.iter().all(|fate| matches!(fate, Fate::Unsent));
+    if unsent && batch.watch.is_called_off() {
+        return Came::CalledOff;
+    }
+    Came::To(outcome(fates))
 }
 
 /// The places of the events of each key, in order, the key that comes first in front.
@@ -78,6 +83,7 @@ struct Pass {
     endpoint: Arc<Endpoint>,
     events: Vec<Arc<Event>>,
     secrets: Secrets,
+    watch: Arc<Watch>,
     keys: Keys,
     state: Mutex<State>,
 }
@@ -128,8 +134,17 @@ impl Pass {
         let event = &self.events[index];
         let message = Message::single(event, &self.keys).await;
         let alone = std::slice::from_ref(event);
+        if self.watch.is_called_off() {
+            self.state().halted = true;
+            return false;
+        }
         let sent = self.endpoint.send(message, alone, &self.secrets).await;
-        self.state().record(index, sent)
+        let mut state = self.state();
+        let on = state.record(index, sent);
+        if matches!(state.fates[index], Fate::Through) {
+            self.watch.went_through(index);
+        }
+        on
     }
 
     fn next_lane(&self) -> Option<VecDeque<usize>> {

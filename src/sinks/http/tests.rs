@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::receiver::{Received, Receiver, Reply};
 use crate::dispatch::{Outcome, Refusal};
 use crate::envelope::{Event, Position};
-use crate::sinks::{Batch, Client, Defaults, Secrets, parse};
+use crate::sinks::{Batch, Came, Client, Defaults, Secrets, parse};
 
 /// The event `evt_<n>`, of a key of its own.
 pub(in crate::sinks) fn event(n: u32) -> Event {
@@ -82,6 +82,13 @@ impl Sender {
     }
 
     fn deliver(&self, batch: &Batch) -> Outcome {
+        match self.came(batch) {
+            Came::To(outcome) => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn came(&self, batch: &Batch) -> Came {
         self.runtime.block_on(self.client.deliver(batch))
     }
 

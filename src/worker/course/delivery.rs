@@ -7,7 +7,7 @@ use std::time::Duration;
 use pgrx::PgSqlErrorCode;
 
 use super::super::{entry::Entry, now, until};
-use super::{Course, Target};
+use super::{Course, Delivery, Target};
 use crate::dispatch::{
     Failure, Fate, Floors, Health, Item, Mark, Outcome, Place, Refusal, Settled, Step, Time,
 };
@@ -15,7 +15,7 @@ use crate::envelope::Event;
 use crate::pg::error::Complaint;
 use crate::pg::spi::{Record, Spi};
 use crate::settings;
-use crate::sinks::Batch;
+use crate::sinks::{Batch, Watch};
 use crate::store::cursors::Save;
 use crate::store::events;
 use crate::store::sinks::{self, Grouping};
@@ -45,7 +45,7 @@ pub(crate) enum Next {
 impl Course {
     /// What to do now.
     pub(crate) fn next(&mut self, at: Time) -> Next {
-        if self.in_flight {
+        if self.in_flight || self.called_off || self.asked.is_some() {
             return Next::Idle;
         }
         self.isolate();
@@ -79,6 +79,9 @@ impl Course {
 
     pub(super) fn handover(&mut self, range: &Range<usize>) -> Handover {
         let secrets = self.secrets.now();
+        let watch = Arc::<Watch>::default();
+        let sizes = self.entries(range).map(|entry| entry.events.len());
+        self.delivery = Some(Delivery::new(Arc::clone(&watch), sizes.collect()));
         let events = self.entries(range).flat_map(|entry| &entry.events);
         match self.target {
             Target::Network => Handover::Network {
@@ -88,6 +91,7 @@ impl Course {
                     secrets,
                     origin: Arc::clone(&self.origin),
                     reaches: self.reaches(range),
+                    watch,
                 },
             },
             Target::Function(_) => Handover::Function {
@@ -130,6 +134,7 @@ impl Course {
             self.redelivery.sink_is_up();
         }
         let outcome = self.by_entry(outcome);
+        self.delivery = None;
         self.tell_parked(&outcome);
         self.isolate();
         let settled = self.engine.outcome(now(), &outcome);
@@ -142,14 +147,9 @@ impl Course {
         if self.sink.stream == streams::AUDIT {
             return as_a_whole(outcome);
         }
-        let Some(range) = self.engine.in_flight() else {
+        let Some(Delivery { owners, .. }) = &self.delivery else {
             return outcome.clone();
         };
-        let owners = self
-            .entries(&range)
-            .enumerate()
-            .flat_map(|(index, entry)| std::iter::repeat_n(index, entry.events.len()))
-            .collect::<Vec<_>>();
         let of_entries = |failures: &[Failure]| {
             let by_entry = failures.iter().filter_map(|failure| {
                 owners.get(failure.index).map(|&index| Failure {
@@ -200,6 +200,8 @@ impl Course {
     /// Whether there is something to hand over now.
     pub(super) fn is_ready(&self, at: Time) -> bool {
         !self.in_flight
+            && !self.called_off
+            && self.asked.is_none()
             && !self.is_held_up(at)
             && !self.engine.is_empty()
             && self
@@ -215,8 +217,11 @@ impl Course {
 
     /// When the course wants the next look, apart from reports and commits.
     pub(crate) fn due(&self, at: Time) -> Option<Duration> {
-        if self.is_ready(at) {
+        if self.is_ready(at) || self.wants_to_verify() {
             return Some(Duration::ZERO);
+        }
+        if self.called_off {
+            return self.save_due().map(|time| until(time, at));
         }
         if self.is_held_up(at) {
             return self.postponed.map(|time| until(time, at));
@@ -240,7 +245,7 @@ impl Course {
 
     /// A dead letter to deliver now, beside the stream: only to a sink that is well.
     pub(crate) fn next_redelivery(&mut self) -> Option<(u64, Arc<Event>)> {
-        if !self.is_flowing() {
+        if !self.is_flowing() || self.called_off {
             return None;
         }
         self.redelivery.next()
@@ -253,6 +258,7 @@ impl Course {
             secrets: self.secrets.now(),
             origin: Arc::clone(&self.origin),
             reaches: None,
+            watch: Arc::default(),
         }
     }
 
@@ -263,7 +269,7 @@ impl Course {
 
     /// Whether a read could find a queued dead letter.
     pub(crate) fn wants_to_look_for_redeliveries(&self) -> bool {
-        self.is_flowing() && self.redelivery.wants_to_look()
+        self.is_flowing() && !self.called_off && self.redelivery.wants_to_look()
     }
 
     /// Whether there may be trouble in the sink: redeliveries wait until it is over.

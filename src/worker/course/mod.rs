@@ -5,6 +5,7 @@
 
 mod delivery;
 mod parked;
+mod progress;
 mod reading;
 mod saving;
 
@@ -12,6 +13,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 pub(crate) use delivery::{Handover, Next};
+use progress::Delivery;
 use saving::Unsaved;
 
 use super::entry::Entry;
@@ -26,7 +28,7 @@ use crate::envelope::Position;
 use crate::pg::spi::Spi;
 use crate::pg::{catalog, lock, security};
 use crate::settings;
-use crate::sinks::{self, Config, Origin, SecretSource, Secrets};
+use crate::sinks::{self, Config, Origin, SecretSource, Secrets, Watch, Witness};
 use crate::store::health::{self, Health};
 use crate::store::secrets::{self, Stored};
 use crate::store::sinks::{SinkRow, Version};
@@ -64,6 +66,14 @@ pub(crate) struct Course {
     /// Counts deliveries, to tell a report of an earlier one.
     serial: u64,
     in_flight: bool,
+    /// What is in flight of the stream.
+    delivery: Option<Delivery>,
+    /// Of the parked events in flight.
+    parked_watch: Option<Arc<Watch>>,
+    /// Nothing more is handed over: the sink has changed, or the process ends.
+    called_off: bool,
+    /// It must be known of this event whether it is here before anything more is handed over.
+    asked: Option<Witness>,
     /// What is unsaved has been written in the transaction that is open.
     saving: bool,
     lost: bool,
@@ -178,7 +188,9 @@ impl Course {
             origin: Arc::new(Origin {
                 sink: sink.id.clone(),
                 life: sink.life.clone(),
-                history: format!("{}.{}", catalog::system_identifier(), catalog::timeline()),
+                cluster: catalog::system_identifier().to_string(),
+                takeover: takeover()?,
+                verified: None,
             }),
             engine: Engine::restore(policy, memory.engine),
             redelivery: Redelivery::new(),
@@ -190,6 +202,10 @@ impl Course {
             version: version.clone(),
             serial: 0,
             in_flight: false,
+            delivery: None,
+            parked_watch: None,
+            called_off: false,
+            asked: None,
             saving: false,
             lost: false,
             postponed: None,
@@ -245,6 +261,12 @@ impl Course {
     pub(crate) fn unsaved_delivered(&self) -> u64 {
         self.unsaved.delivered
     }
+}
+
+/// A word that nobody else takes a sink over with.
+fn takeover() -> Result<String, String> {
+    let digits = catalog::random_hex().ok_or("the server gives no random numbers")?;
+    Ok(String::from_utf8_lossy(&digits).into_owned())
 }
 
 fn secret_source(spi: &Spi, name: Option<&str>) -> SecretSource {

@@ -7,6 +7,7 @@ use super::super::{entry::Entry, now, parking::Parking};
 use super::{Course, Handover, Target};
 use crate::dispatch::{Fate, Health, Isolation, Outcome, Time};
 use crate::pg::spi::Spi;
+use crate::sinks::Came;
 use crate::store::sinks::Grouping;
 
 /// While somebody else holds the stream's table.
@@ -37,12 +38,15 @@ impl Course {
             Grouping::Event => self.parking.has_room(),
             Grouping::Transaction => self.parking.is_empty(),
         };
-        room && !self.is_leaving()
+        room && !self.is_leaving() && !self.called_off
     }
 
     /// Whether a read could bring a parked event whose time has come.
     pub(crate) fn wants_to_read_parked(&self, at: Time) -> bool {
-        !self.is_leaving() && !self.is_held_up(at) && self.parking.wants_to_read(at)
+        !self.is_leaving()
+            && !self.called_off
+            && !self.is_held_up(at)
+            && self.parking.wants_to_read(at)
     }
 
     /// Reads the parked events whose time has come.
@@ -70,6 +74,9 @@ impl Course {
 
     /// Parked events to deliver now, beside the stream.
     pub(crate) fn next_parked(&mut self) -> Option<Handover> {
+        if self.called_off {
+            return None;
+        }
         let (serial, entries) = self.parking.next()?;
         let events = entries.iter().flat_map(|entry| &entry.events);
         let events = events.map(Arc::clone).collect::<Vec<_>>();
@@ -78,10 +85,11 @@ impl Course {
             .flat_map(|entry| entry.records.iter().cloned())
             .collect();
         Some(match self.target {
-            Target::Network => Handover::Network {
-                serial,
-                batch: self.batch_of(events),
-            },
+            Target::Network => {
+                let batch = self.batch_of(events);
+                self.parked_watch = Some(Arc::clone(&batch.watch));
+                Handover::Network { serial, batch }
+            }
             Target::Function(_) => Handover::Function {
                 seqs: events.iter().map(|event| event.position.seq).collect(),
                 records,
@@ -95,7 +103,16 @@ impl Course {
     }
 
     /// Takes what the parked events in flight came to.
-    pub(crate) fn parked_outcome(&mut self, outcome: &Outcome) {
+    pub(crate) fn parked_came(&mut self, came: Came) {
+        self.parked_watch = None;
+        match came {
+            Came::To(outcome) => self.parked_outcome(&outcome),
+            Came::CalledOff | Came::Asks(_) => self.parking.give_back(),
+        }
+    }
+
+    /// The same of a function's.
+    pub(super) fn parked_outcome(&mut self, outcome: &Outcome) {
         let settled = self.parking.outcome(now(), outcome);
         self.settle_parked(settled);
     }
@@ -111,11 +128,15 @@ impl Course {
         if let Some(wait) = outcome.retry_after() {
             self.parking.leave_alone(at, wait);
         }
-        let range = self.engine.in_flight().unwrap_or_default();
-        if outcome.proves_up(self.entries(&range).count()) {
-            let after_outage = matches!(self.engine.health(), Health::Down { .. });
-            self.parking.sink_is_up(at, after_outage);
+        if outcome.proves_up(self.engine.handed_over()) {
+            self.is_up();
         }
+    }
+
+    /// The sink has taken an event of the stream.
+    pub(super) fn is_up(&mut self) {
+        let after_outage = matches!(self.engine.health(), Health::Down { .. });
+        self.parking.sink_is_up(now(), after_outage);
     }
 
     fn settle_parked(&mut self, settled: Vec<(Entry, Fate)>) {

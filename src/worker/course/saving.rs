@@ -76,7 +76,26 @@ impl Course {
         let health = self.health();
         let was_well = matches!(self.saved_health.state.as_str(), "" | "flowing");
         let is_well = health.state == "flowing" && health.next_attempt_at.is_none();
-        (health != self.saved_health && !(was_well && is_well)).then_some(health)
+        let remembers = health.checkpoint != self.saved_health.checkpoint;
+        (health != self.saved_health && (remembers || !(was_well && is_well))).then_some(health)
+    }
+
+    /// What has gone through ahead in a delivery that goes on: worth a write where the cursor is written.
+    fn progress_to_save(&self) -> Option<Health> {
+        let delivery = self.delivery.as_ref()?;
+        if !self.in_flight || !delivery.has_told() {
+            return None;
+        }
+        let checkpoint = Memory::of(&self.engine, &self.ahead).and_then(|memory| memory.to_json());
+        let state = match self.saved_health.state.as_str() {
+            "" => "flowing".to_owned(),
+            state => state.to_owned(),
+        };
+        (checkpoint != self.saved_health.checkpoint).then(|| Health {
+            checkpoint,
+            state,
+            ..self.saved_health.clone()
+        })
     }
 
     /// When this course must be saved at the latest; none if there is nothing to save.
@@ -134,7 +153,8 @@ impl Course {
                 return Save::Refused;
             }
         }
-        if let Some(health) = self.health_to_save() {
+        let progress = self.unsaved.since.and_then(|_| self.progress_to_save());
+        if let Some(health) = self.health_to_save().or(progress) {
             health::save(spi, &self.sink.id, &health);
             self.saved_health = health;
         }

@@ -123,6 +123,7 @@ pub(crate) fn main(database: pg_sys::Oid, only: Option<String>) -> ! {
     let end = dispatcher.run();
     latch::end_in_order();
     background::be_brief();
+    dispatcher.call_off();
     dispatcher.await_reports();
     dispatcher.save_all();
     // Left alone they would go on, but the next dispatcher would have to ask for their leases again and again.
@@ -256,6 +257,11 @@ impl Dispatcher {
         self.thorough = true;
     }
 
+    /// The process is about to end: nothing more is sent.
+    fn call_off(&mut self) {
+        self.courses.values_mut().for_each(Course::call_off);
+    }
+
     /// What is in flight when the process is about to end is most likely accepted in a moment; what is not waited for is delivered
     /// again.
     fn await_reports(&mut self) {
@@ -298,13 +304,14 @@ impl Dispatcher {
                 continue;
             };
             if course.redelivery.awaits(report.serial) {
-                course.redelivery.outcome(&report.outcome);
+                course.redelivery.came(&report.came);
             } else if course.awaits_parked(report.serial) {
-                course.parked_outcome(&report.outcome);
+                course.parked_came(report.came);
             } else if course.awaits(report.serial) {
-                course.outcome(&report.outcome);
+                course.came(report.came);
             }
         }
+        self.courses.values_mut().for_each(Course::take_progress);
     }
 
     fn serve_webhooks(&mut self) {

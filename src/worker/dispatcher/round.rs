@@ -257,6 +257,7 @@ impl Dispatcher {
 
     /// Before the process ends: what was delivered is not to be delivered again.
     pub(super) fn save_all(&mut self) {
+        self.courses.values_mut().for_each(Course::give_up);
         self.save(|_| true);
         if self.only.is_none() {
             self.webhooks.save();
@@ -294,6 +295,7 @@ fn needs_transaction(course: &Course, at: Time) -> bool {
     (matches!(course.target, Target::Network)
         && (course.wants_to_read() || course.wants_to_read_parked(at)))
         || course.save_due().is_some_and(|due| due <= at)
+        || course.wants_to_verify()
         || course.wants_to_look_for_redeliveries()
 }
 
@@ -315,6 +317,7 @@ fn work(
     at: Time,
 ) -> usize {
     course.begin();
+    course.verify(spi);
     let mut passed = 0;
     let parked = course.wants_to_read_parked(at);
     if matches!(course.target, Target::Network) && (course.wants_to_read() || parked) {

@@ -27,10 +27,13 @@ impl Dispatcher {
         let is_current = |id: &str| versions.iter().find(|version| version.id == id);
         // What is in flight to a sink that goes on is waited for, or it would be delivered twice for a mere change of settings.
         let mut changed = Vec::new();
-        for (id, course) in &self.courses {
+        for (id, course) in &mut self.courses {
             match is_current(id) {
                 Some(version) if course.is_version(version) => {}
-                Some(_) if course.is_in_flight() => self.changing = true,
+                Some(_) if course.is_in_flight() => {
+                    course.call_off();
+                    self.changing = true;
+                }
                 _ => changed.push(id.clone()),
             }
         }

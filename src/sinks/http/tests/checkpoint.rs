@@ -7,12 +7,15 @@ use serde_json::json;
 use super::*;
 use crate::dispatch::{Failure, Mark, Place, Snapshot, Window};
 use crate::sinks::Origin;
+use crate::sinks::checkpoint::{Reached, Witness};
 
 fn origin() -> Arc<Origin> {
     Arc::new(Origin {
         sink: "s".into(),
         life: "5f3c".into(),
-        history: "7.1".into(),
+        cluster: "7".into(),
+        takeover: "b1".into(),
+        verified: None,
     })
 }
 
@@ -32,6 +35,12 @@ fn reaching(last: u32, to: Option<i64>) -> Batch {
         reaches: to.map(place),
         ..batch(last)
     }
+}
+
+/// What the receiver is told of events up to `seq`, of which the last is `witness`.
+fn told(seq: u32, witness: u32) -> String {
+    let witness = Witness::new(&event(witness));
+    Reached::new(&origin(), &place(seq.into()), witness).to_string()
 }
 
 fn sender(receiver: &Receiver) -> Sender {
@@ -60,7 +69,7 @@ fn a_request_tells_how_far_it_reaches_unless_something_is_outstanding_before_it(
     );
     assert_eq!(
         received[1].header("outbox-checkpoint"),
-        Some("1/5f3c/7.1/3:3:/900:900:/2")
+        Some(told(2, 2).as_str())
     );
     assert_eq!(received[2].header("outbox-checkpoint"), None);
     assert_eq!(received.len(), 3, "it is asked once");
@@ -69,7 +78,7 @@ fn a_request_tells_how_far_it_reaches_unless_something_is_outstanding_before_it(
 #[test]
 fn what_it_has_is_left_out_and_failures_keep_their_places() {
     let receiver = Receiver::start(|request| match request.line.starts_with("GET") {
-        true => answer(&json!("1/5f3c/7.1/3:3:/900:900:/3")),
+        true => answer(&json!(told(3, 3))),
         false => Reply::Answer(200, "", br#"{"failures": [{"id": "evt_5"}]}"#.to_vec()),
     });
     let sender = sender(&receiver);
@@ -105,4 +114,49 @@ fn after_a_failure_it_is_asked_again() {
         .map(|request| request.line.split(' ').next().unwrap().to_owned())
         .collect();
     assert_eq!(lines, ["GET", "POST", "GET", "POST"]);
+}
+
+#[test]
+fn what_another_takeover_has_told_counts_if_its_last_event_is_here() {
+    let receiver = Receiver::start(|request| match request.line.starts_with("GET") {
+        true => answer(&json!(told(3, 9))),
+        false => Reply::ok(),
+    });
+    let sender = sender(&receiver);
+    let after = |verified| Batch {
+        origin: Arc::new(Origin {
+            takeover: "b2".into(),
+            verified,
+            ..(*origin()).clone()
+        }),
+        ..reaching(4, Some(4))
+    };
+    let witness = Witness::new(&event(9));
+    assert_eq!(sender.came(&after(None)), Came::Asks(witness.clone()));
+    assert_eq!(receiver.received().len(), 1, "nothing was sent");
+    for (verified, sent) in [(true, 1), (false, 4)] {
+        let batch = after(Some((witness.clone(), verified)));
+        assert_eq!(sender.deliver(&batch), Outcome::Delivered);
+        let last = receiver.received().pop().unwrap();
+        assert_eq!(last.ids().len(), sent, "{verified}");
+    }
+    // A place that is told later is known by the greatest of all of them.
+    sender.deliver(&Batch {
+        origin: origin(),
+        ..reaching(4, Some(4))
+    });
+    let last = receiver.received().pop().unwrap();
+    assert_eq!(last.header("outbox-checkpoint"), Some(told(4, 9).as_str()));
+}
+
+#[test]
+fn a_delivery_that_is_called_off_meanwhile_sends_nothing() {
+    let batch = Arc::new(reaching(1, Some(1)));
+    let watch = Arc::clone(&batch.watch);
+    let receiver = Receiver::start(move |_| {
+        watch.call_off();
+        answer(&json!(null))
+    });
+    assert_eq!(sender(&receiver).came(&batch), Came::CalledOff);
+    assert_eq!(receiver.received().len(), 1, "it was asked");
 }

@@ -246,3 +246,30 @@ fn an_endpoint_that_asks_to_be_left_alone_in_the_middle_is() {
         );
     }
 }
+
+#[test]
+fn what_is_through_is_told_at_once_and_a_delivery_that_is_called_off_sends_no_more() {
+    let batch = Arc::new(batch(20));
+    let watch = Arc::clone(&batch.watch);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let receiver = Receiver::start({
+        let (watch, seen) = (Arc::clone(&watch), Arc::clone(&seen));
+        move |request| {
+            if request.ids() == ["evt_4"] {
+                let (through, _) = watch.take_through().unwrap();
+                *seen.lock().unwrap() = through;
+                watch.call_off();
+            }
+            Reply::ok()
+        }
+    });
+    let outcome = single(&receiver.url(), 1).deliver(&batch);
+    assert_eq!(outcome, cut(vec![], (4..20).collect()));
+    assert_eq!(sent(&receiver).len(), 4);
+    assert_eq!(*seen.lock().unwrap(), [0, 1, 2]);
+    let (rest, _) = watch.take_through().unwrap();
+    assert_eq!(rest, [3]);
+    // One that is called off from the beginning sends nothing.
+    assert_eq!(single(&receiver.url(), 8).came(&batch), Came::CalledOff);
+    assert_eq!(sent(&receiver).len(), 4);
+}
