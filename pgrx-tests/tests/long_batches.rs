@@ -49,7 +49,7 @@ impl Barrier {
 
 /// One event a request, two at once, in batches of any size.
 fn single(db: &mut Client, id: &str, receiver: &Receiver) {
-    let config = json!({"mode": "single", "concurrency": 2, "timeout_ms": 60_000});
+    let config = json!({"mode": "single", "concurrency": 2, "timeout_ms": 3_600_000});
     http_sink(db, id, receiver, config, "batch_size => 1000");
 }
 
@@ -158,7 +158,7 @@ fn an_end_in_good_order_repeats_nothing() {
     let receiver = Receiver::start();
     // Each answer takes a moment, so that two are always under way.
     receiver.reply_with(|_| {
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(25));
         Reply::ok()
     });
     single(&mut db, "w", &receiver);
@@ -167,16 +167,16 @@ fn an_end_in_good_order_repeats_nothing() {
         .enumerate()
     {
         let before = receiver.requests().len();
-        let first = 1 + 60 * n as i64;
-        emit(&mut cluster.connect(), first..=first + 59);
+        let first = 1 + 100 * n as i64;
+        emit(&mut cluster.connect(), first..=first + 99);
         receiver.wait_for_requests(before + 15);
         end(&mut cluster);
-        receiver.wait_for_distinct(before + 60);
+        receiver.wait_for_distinct(before + 100);
         let mut db = cluster.connect();
         until_idle(&mut db, "w");
         let none: [&str; 0] = [];
         assert_eq!(repeated(&receiver), none, "after end {n}");
-        assert_eq!(receiver.requests().len(), before + 60);
+        assert_eq!(receiver.requests().len(), before + 100);
     }
 }
 
@@ -226,7 +226,7 @@ fn a_sink_that_is_changed_sends_nothing_more_by_its_old_settings() {
         new.clear();
         db.run("select outbox.set_secret('s', array['old'])");
         let config = json!({
-            "mode": "single", "concurrency": 2, "timeout_ms": 60_000, "secret": "s"
+            "mode": "single", "concurrency": 2, "timeout_ms": 3_600_000, "secret": "s"
         });
         http_sink(&mut db, "w", &old, config, "batch_size => 1000");
         emit(&mut db, 1..=60);
