@@ -98,6 +98,39 @@ impl Outcome {
         any_tried.then_some(verdicts).ok_or(UNTRIED)
     }
 
+    /// The same of a delivery of `count` events of which only the first `end` were handed on.
+    pub fn cut_at(self, end: usize, count: usize) -> Self {
+        if end >= count {
+            return self;
+        }
+        let rest = end..count;
+        match self {
+            Outcome::Failed(refusal) => Outcome::Failed(refusal),
+            Outcome::Delivered => Outcome::Cut {
+                failures: Vec::new(),
+                untried: rest.collect(),
+                retry_after: None,
+            },
+            Outcome::Partial(failures) => Outcome::Cut {
+                failures,
+                untried: rest.collect(),
+                retry_after: None,
+            },
+            Outcome::Cut {
+                failures,
+                mut untried,
+                retry_after,
+            } => {
+                untried.extend(rest);
+                Outcome::Cut {
+                    failures,
+                    untried,
+                    retry_after,
+                }
+            }
+        }
+    }
+
     /// The same with each error as it is to be shown.
     pub fn with_errors(mut self, shown: impl Fn(&str) -> String) -> Self {
         match &mut self {
@@ -152,4 +185,38 @@ pub(super) struct Setback<'a> {
     pub(super) error: &'a str,
     pub(super) permanent: bool,
     pub(super) retry_after: Option<Duration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_handed_on_is_untried() {
+        let failure = Failure {
+            index: 1,
+            error: "busy".into(),
+            permanent: false,
+        };
+        let cut = |failures, untried| Outcome::Cut {
+            failures,
+            untried,
+            retry_after: None,
+        };
+        let failures = vec![failure];
+        for (whole, at_two) in [
+            (Outcome::Delivered, cut(vec![], vec![2, 3])),
+            (
+                Outcome::Partial(failures.clone()),
+                cut(failures.clone(), vec![2, 3]),
+            ),
+            (
+                cut(failures.clone(), vec![0]),
+                cut(failures.clone(), vec![0, 2, 3]),
+            ),
+        ] {
+            assert_eq!(whole.clone().cut_at(2, 4), at_two);
+            assert_eq!(whole.clone().cut_at(4, 4), whole);
+        }
+    }
 }

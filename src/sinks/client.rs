@@ -58,6 +58,9 @@ impl Client {
 
     /// See [`Sink::deliver`].
     pub(crate) async fn deliver(&self, batch: &Batch) -> Came {
+        if batch.watch.is_called_off() {
+            return Came::CalledOff;
+        }
         match self {
             Client::Http(http) => http.deliver(batch).await,
             Client::Kafka(kafka) => Came::To(kafka.deliver(batch).await),

@@ -212,6 +212,14 @@ impl Parking {
         self.handed_over.is_some()
     }
 
+    /// How many entries are in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        match self.handed_over {
+            Some(_) => self.ready.len(),
+            None => 0,
+        }
+    }
+
     /// The delivery was called off before anything of it was sent.
     pub(crate) fn give_back(&mut self) {
         self.handed_over = None;

@@ -5,6 +5,7 @@ mod model;
 mod outage;
 mod partial;
 mod poison;
+mod progress;
 mod remembering;
 mod sink;
 mod world;

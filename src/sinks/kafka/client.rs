@@ -131,7 +131,12 @@ impl Kafka {
         let mut topic = String::new();
         let mut faults = Vec::new();
         let (mut sent, mut bytes) = (0, 0);
+        let mut end = batch.events.len();
         for (index, event) in batch.events.iter().enumerate() {
+            if index > 0 && batch.watch.is_called_off() {
+                end = index;
+                break;
+            }
             if let Err(why) = self.route.topic(event, &mut topic) {
                 faults.push((index, Fault::Misrouted(why)));
                 continue;
@@ -187,10 +192,18 @@ impl Kafka {
         }
         let reported = reports.take_failed().into_iter();
         faults.extend(reported.map(|(index, code)| (index, Fault::Refused(code))));
-        Some(self.outcome(batch, faults, &mut writer))
+        let outcome = self.outcome(batch, end, faults, &mut writer);
+        Some(outcome.cut_at(end, batch.events.len()))
     }
 
-    fn outcome(&self, batch: &Batch, faults: Vec<(usize, Fault)>, writer: &mut Writer) -> Outcome {
+    /// Of the first `count` events.
+    fn outcome(
+        &self,
+        batch: &Batch,
+        count: usize,
+        faults: Vec<(usize, Fault)>,
+        writer: &mut Writer,
+    ) -> Outcome {
         let mut topic = String::new();
         let faults = faults.into_iter().map(|(index, fault)| {
             let event = &batch.events[index];
@@ -201,11 +214,11 @@ impl Kafka {
             let suspect = Suspect {
                 index,
                 topic: named,
-                in_company: batch.events.len() > 1 && writer.write(event).size <= self.batch_bytes,
+                in_company: count > 1 && writer.write(event).size <= self.batch_bytes,
             };
             (fault, suspect)
         });
-        outcome(batch.events.len(), faults.collect())
+        outcome(count, faults.collect())
     }
 
     /// A broker may quote what it was sent.

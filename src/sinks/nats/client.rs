@@ -61,7 +61,7 @@ impl Nats {
             Some(connection) => connection,
             None => self.connect(&batch.secrets).await?,
         };
-        let outcome = publish(&mut connection, &batch.events, &self.route).await?;
+        let outcome = publish(&mut connection, &batch.events, &self.route, &batch.watch).await?;
         *kept = Some(connection);
         Ok(outcome)
     }

@@ -10,6 +10,7 @@ use super::message::{Route, Writer};
 use super::wire::Said;
 use crate::dispatch::{Failure, Outcome, Refusal};
 use crate::envelope::Event;
+use crate::sinks::Watch;
 use crate::sinks::plain_text::{LONGEST, one_line};
 
 /// The most events that wait for acknowledgement: a server queues no more than 10,000 for a stream.
@@ -31,7 +32,7 @@ enum Fate {
     },
 }
 
-/// Publishes `events` and says what became of them.
+/// Publishes `events`, until it is called off, and says what became of them.
 ///
 /// # Errors
 /// When the connection broke: what is unanswered may be stored or not. It must not be used again.
@@ -39,9 +40,11 @@ pub(super) async fn publish(
     connection: &mut Connection,
     events: &[Arc<Event>],
     route: &Route,
+    watch: &Watch,
 ) -> Result<Outcome, String> {
     let first = connection.next;
     connection.next += events.len() as u64;
+    let mut end = events.len();
     let mut pass = Pass {
         events,
         route,
@@ -54,7 +57,7 @@ pub(super) async fn publish(
     let mut index = 0;
     loop {
         let mut bytes = 0;
-        while index < events.len() && pass.waiting < WINDOW && bytes < WINDOW_BYTES {
+        while index < end && pass.waiting < WINDOW && bytes < WINDOW_BYTES {
             let before = out.len();
             let reply = (connection.inbox.as_str(), first + index as u64);
             match writer.write(&events[index], route, reply, connection.largest, &mut out) {
@@ -77,7 +80,7 @@ pub(super) async fn publish(
         connection.write(&out).await.map_err(lost)?;
         out.clear();
         // The next ones are written once there is room for many.
-        let enough = match index < events.len() {
+        let enough = match index < end {
             true if bytes < WINDOW_BYTES => WINDOW / 2,
             _ => 0,
         };
@@ -85,11 +88,15 @@ pub(super) async fn publish(
             connection.read().await.map_err(lost)?;
             pass.listen(connection, &mut out)?;
         }
-        if index == events.len() && pass.waiting == 0 {
+        if watch.is_called_off() {
+            end = index;
+        }
+        if index == end && pass.waiting == 0 {
             if !out.is_empty() {
                 connection.write(&out).await.map_err(lost)?;
             }
-            return Ok(pass.outcome());
+            pass.fates.truncate(end);
+            return Ok(pass.outcome().cut_at(end, events.len()));
         }
     }
 }

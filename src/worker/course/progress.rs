@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::now;
 use super::Course;
-use crate::dispatch::Time;
+use crate::dispatch::{Outcome, Time};
 use crate::pg::spi::Spi;
 use crate::sinks::{Came, Origin, Watch, Witness};
 use crate::store::histories;
@@ -104,6 +104,16 @@ impl Course {
         self.take_progress();
         if self.in_flight {
             self.give_back();
+        }
+        if let Some(watch) = self.parked_watch.take()
+            && let Some((through, _)) = watch.take_through()
+        {
+            let in_flight = 0..self.parking().in_flight();
+            self.parked_outcome(&Outcome::Cut {
+                failures: Vec::new(),
+                untried: in_flight.filter(|index| !through.contains(index)).collect(),
+                retry_after: None,
+            });
         }
     }
 
