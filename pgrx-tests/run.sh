@@ -102,6 +102,10 @@ if [ -n "$lint" ]; then
   run cargo clippy --workspace --all-targets --no-default-features --features "pg${majors[0]}" -- -D warnings
 fi
 failed=
+# All of them first: a test upgrades from the oldest.
+for major in "${majors[@]}"; do
+  run outbox_install "$major"
+done
 for major in "${majors[@]}"; do
   short=
   [[ $brief != *" $major "* ]] || short=yes
@@ -109,7 +113,6 @@ for major in "${majors[@]}"; do
     say "the extension's own tests, for PostgreSQL $major"
     run cargo test --package pg_outbox --lib --no-default-features --features "pg$major"
   fi
-  run outbox_install "$major"
   say "the tests on clusters, on PostgreSQL $major"
   OUTBOX_PG=$major run run_programs "$short" || failed+=" $major"
 done

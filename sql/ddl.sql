@@ -157,8 +157,21 @@ begin
     end loop;
 end $$;
 
+-- Functions that sinks and the recorder of usage name may have other names now. It is the number that is followed.
+create function outbox.follow_functions() returns void
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    update outbox.sinks s
+       set transform = coalesce(outbox.function_name(s.transform_oid), s.transform),
+           function = coalesce(outbox.function_name(s.function_oid), s.function)
+     where s.home = outbox.home()
+       and (s.transform <> outbox.function_name(s.transform_oid) or s.function <> outbox.function_name(s.function_oid));
+    update outbox.usage_recorder r set function = outbox.function_name(r.function_oid)
+     where r.home = outbox.home() and r.function <> outbox.function_name(r.function_oid);
+end $$;
+
 create event trigger outbox_ddl on ddl_command_end
     when tag in ('CREATE TABLE', 'CREATE TABLE AS', 'CREATE FOREIGN TABLE', 'ALTER TABLE', 'ALTER FOREIGN TABLE', 'ALTER SCHEMA', 'ALTER TYPE', 'ALTER DOMAIN',
-                 'ALTER FUNCTION', 'ALTER PROCEDURE', 'ALTER ROUTINE', 'ALTER AGGREGATE', 'ALTER OPERATOR', 'ALTER VIEW', 'REVOKE')
+                 'ALTER FUNCTION', 'ALTER EXTENSION', 'ALTER PROCEDURE', 'ALTER ROUTINE', 'ALTER AGGREGATE', 'ALTER OPERATOR', 'ALTER VIEW', 'REVOKE')
     execute function outbox.follow_ddl();
 create event trigger outbox_drop on sql_drop execute function outbox.follow_drop();

@@ -1,5 +1,10 @@
 -- Last: what belongs to the dump, what belongs to nobody, and word to the launcher.
 
+-- Streams have it from make_stream_table.
+select outbox.keep_apart(c.oid::regclass) from pg_class c
+ where c.relnamespace = 'outbox'::regnamespace and c.relkind = 'r'
+   and not exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgname = 'outbox_replicated');
+
 revoke all on all functions in schema outbox from public;
 revoke all on all tables in schema outbox from public;
 do $$

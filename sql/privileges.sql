@@ -39,7 +39,7 @@ begin
         return next 'usage on type outbox.event';
         return query select 'select on table outbox.' || t from unnest(array[
             'status', 'sinks', 'cursors', 'dead_letters', 'parked', 'streams', 'sink_health', 'captures', 'backfills', 'backfill_status',
-            'usage_windows', 'usage_dead_letters', 'usage_recorder']) t;
+            'usage_windows', 'usage_dead_letters', 'usage_recorder', 'published_secrets']) t;
         return next 'usage on type outbox.usage_window';
         return query select 'execute on function outbox.' || f from unnest(array[
             'sink_status()', 'webhook_status()', 'tick(text)', 'start()', 'stop()', 'prune(text)',

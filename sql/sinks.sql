@@ -1,5 +1,24 @@
 -- Sinks: what is delivered where, and how each is doing.
 
+-- A function that a row names is kept twice: by its number, which a rename does not change and nobody else's function ever gets, and by its
+-- name, which alone means something after a dump is restored or pg_upgrade has run: numbers of functions are other ones there, and columns
+-- of type regprocedure keep pg_upgrade from running at all. Which of them counts, home tells: where that is this very database, the number
+-- does, and the name follows it (outbox.follow_functions). Anywhere else the name is looked up once (src/store/functions.rs).
+create function outbox.home() returns text
+    language sql stable set search_path = pg_catalog, pg_temp
+    return (select c.system_identifier || '.' || d.oid from pg_control_system() c, pg_database d where d.datname = current_database());
+comment on function outbox.home() is 'this database, as no other is called: <system identifier of the cluster>.<oid>';
+
+create function outbox.function_name(function oid) returns text
+    language sql stable set search_path = pg_catalog, pg_temp
+    return (pg_identify_object('pg_proc'::regclass, function, 0)).identity;
+comment on function outbox.function_name(oid) is 'a function as regprocedure reads it under any search_path; null if it does not exist';
+
+create function outbox.function_of(name text, number oid, home text) returns oid
+    language sql stable set search_path = pg_catalog, pg_temp
+    return case when name is null then null when home = outbox.home() then number else coalesce(to_regprocedure(name)::oid, '0') end;
+comment on function outbox.function_of(text, oid, text) is 'the function that a row names, in this database; 0 if it does not exist';
+
 create table outbox.sinks (
     id         text primary key check (id ~ '^[A-Za-z0-9._@-]{1,100}$'),
     kind       text not null,
@@ -9,8 +28,8 @@ create table outbox.sinks (
     topics     text[],
     tenant     text,
     filter     text,
-    transform  regprocedure,
-    function   regprocedure,
+    transform  text,
+    function   text,
     batch_size int check (batch_size between 1 and 100000),
     "grouping" text not null check ("grouping" in ('event', 'transaction')),
     isolation  text not null check (isolation in ('batch', 'key')),
@@ -20,11 +39,15 @@ create table outbox.sinks (
     life       uuid not null default gen_random_uuid(),
     version    bigint not null default 1,
     created_at timestamptz not null default now(),
-    updated_at timestamptz not null default now()
+    updated_at timestamptz not null default now(),
+    transform_oid oid,
+    function_oid  oid,
+    home          text not null
 );
 comment on table outbox.sinks is 'a row per sink; made and changed by outbox.create_sink, outbox.alter_sink and so on';
 comment on column outbox.sinks.owner is 'the role that supplied the function, filter and transform: they run as this role';
-comment on column outbox.sinks.function is 'kind function: config.function as it was resolved when it was set';
+comment on column outbox.sinks.function is 'kind function: config.function as it was resolved when it was set, with its schema and argument types';
+comment on column outbox.sinks.home is 'the database in which transform_oid and function_oid are those of transform and function: outbox.home()';
 comment on column outbox.sinks.number is 'the key of the sink''s lease, an advisory lock';
 comment on column outbox.sinks.life is 'by which destinations that keep a checkpoint of their own know the sink: stays in a dump, and is new when it is made anew';
 comment on column outbox.sinks.version is 'grows with each change: a running dispatcher reloads the sink with its next pass';

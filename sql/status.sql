@@ -158,10 +158,12 @@ create function outbox.undelivered_sql(relation regclass, in_window boolean, by_
         else $sql$(select e."time" from %s e where e.seq > $1 order by e.seq limit 1001)$sql$ end
         ), '%s', relation::text) || ') u';
 
-create view outbox.status as select * from outbox.sink_status() union all select * from outbox.webhook_status();
+create view outbox.status as select * from outbox.sink_status() union all select * from outbox.webhook_status()
+    union all select * from outbox.publication_status();
 comment on view outbox.status is
     'a row per sink: its state (idle, flowing, retrying, down, error, paused, stopped; polled for a pull sink in use), what waits, and for what. '
-    'And where tenants have webhooks, whose names no sink can have: webhooks:<stream> for writing their deliveries, webhooks:* for making them';
+    'And where tenants have webhooks, whose names no sink can have: webhooks:<stream> for writing their deliveries, webhooks:* for making them. '
+    'And for each row of outbox.published_secrets one of state error: publication:<name>';
 comment on column outbox.status.lag_events is 'events not delivered yet, parked ones included; beyond 1000 an estimate by their numbers';
 comment on column outbox.status.lag_seconds is 'age of the oldest of them';
 comment on column outbox.status.waiting_for is 'what the sink waits for: a destination, a consumer, an open transaction that may still bring it events';

@@ -34,6 +34,63 @@ create function outbox.change() returns trigger
     language c as 'MODULE_PATHNAME', 'change_wrapper';
 comment on function outbox.change() is 'trigger on sinks, streams, secrets and dead letters: the commit of this transaction has dispatchers look at them again';
 
+-- Rows that logical replication brings into a table of the extension. Their positions are transaction ids and numbers of another cluster,
+-- and rows of the other tables say how things stand there. A row of a stream becomes an event of this database, with a position of its own
+-- and the id that it has where it comes from; whatever else is done to a stream there, and all that is done to other tables, is not done
+-- here. What a restored dump brings, also with session_replication_role = replica, comes from no replication origin; what other triggers of
+-- the replicating process write comes from them.
+create function outbox.take_replicated() returns trigger
+    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    stream outbox.streams;
+begin
+    if pg_trigger_depth() > 1 or not pg_replication_origin_session_is_setup() then
+        return case tg_op when 'DELETE' then old else new end;
+    elsif tg_op = 'TRUNCATE' then
+        raise exception 'table outbox.% is not truncated by logical replication', quote_ident(tg_table_name)
+            using errcode = '55000', detail = 'It holds what this database has written itself, too.',
+                  hint = 'Leave truncate out of what the publication publishes, and skip this transaction: alter subscription … skip.';
+    end if;
+    select * into stream from outbox.streams s where s.relation = tg_relid;
+    if not found then
+        perform outbox.tell_left_out(format('%I.%I', tg_table_schema, tg_table_name));
+        return null;
+    elsif tg_op <> 'INSERT' then
+        return null;
+    elsif stream.shape = 'events' then
+        -- Of a backfill to one sink over there.
+        if new.for_sink is not null then
+            return null;
+        end if;
+        new.id := outbox.event_id(new.id, stream.name, new.txid, new.seq, new."time");
+    end if;
+    -- In this order, as the defaults.
+    new.txid := pg_current_xact_id();
+    new.seq := nextval(stream.sequence);
+    perform outbox.wake_at_commit();
+    return new;
+end $$;
+comment on function outbox.take_replicated() is
+    'trigger: makes rows of a stream that logical replication brings events of this database, and leaves rows of other tables out';
+
+create function outbox.wake_at_commit() returns void
+    language c volatile as 'MODULE_PATHNAME', 'wake_at_commit_wrapper';
+comment on function outbox.wake_at_commit() is 'the commit of this transaction wakes the dispatcher';
+create function outbox.tell_left_out("table" text) returns void
+    language c volatile strict as 'MODULE_PATHNAME', 'tell_left_out_wrapper';
+comment on function outbox.tell_left_out(text) is 'says in the log, once in each session, that replicated rows of a table are left out';
+
+-- Gives a table of the extension what keeps it apart from other databases' rows. The triggers fire for replicas alone, so that they cost
+-- nobody else anything.
+create function outbox.keep_apart(relation regclass) returns void
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    execute format('create trigger outbox_replicated before insert or update or delete on %s for each row execute function outbox.take_replicated()', relation);
+    execute format('create trigger outbox_replicated_truncate before truncate on %s for each statement execute function outbox.take_replicated()', relation);
+    execute format('alter table %s enable replica trigger outbox_replicated', relation);
+    execute format('alter table %s enable replica trigger outbox_replicated_truncate', relation);
+end $$;
+
 create table outbox.streams (
     name       text primary key check (name ~ '^[a-z_][a-z0-9_]{0,39}$'),
     relation   regclass not null unique,
@@ -60,6 +117,8 @@ create table outbox.clusters (
     since             timestamptz not null default now(),
     since_xid         xid8 not null default pg_current_xact_id()
 );
+-- It has no key that two dumps could not have in common; and a publication for all tables forbids deletes from a table without identity.
+alter table outbox.clusters replica identity full;
 comment on table outbox.clusters is 'system identifiers of the clusters whose transaction ids the stored positions speak of';
 
 -- The table of a stream: also used for the built-in ones, so that all are of one shape.
@@ -84,6 +143,7 @@ begin
         )$sql$, relation);
     execute format('create index %I on outbox.%I (txid, seq)', relation || '_position', relation);
     execute format('create trigger outbox_wake before insert on outbox.%I for each statement execute function outbox.wake()', relation);
+    perform outbox.keep_apart(format('outbox.%I', relation)::regclass);
     execute format('comment on table outbox.%I is %L', relation, 'events of the stream ' || name || '; the position of an event is (txid, seq)');
     execute format('comment on column outbox.%I.for_sink is %L', relation,
                    'written by a backfill to one sink: the number of that sink in outbox.sinks. No other reader of the stream gets the event');
@@ -109,7 +169,7 @@ create function outbox.is_plain_stream(relation oid) returns boolean
                      'headers jsonb f (NULLIF(current_setting(''outbox.headers''::text, true), ''''::text))::jsonb; for_sink integer f '
                and (select array_agg(pg_get_constraintdef(k.oid)) from pg_constraint k where k.conrelid = c.oid and k.contype = 'c')
                    = array['CHECK ((topic <> ''''::text))']
-               and not exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgname <> 'outbox_wake' and t.tgtype & 4 <> 0)
+               and not exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgname not in ('outbox_wake', 'outbox_replicated') and t.tgtype & 4 <> 0)
           from pg_class c join pg_am m on m.oid = c.relam where c.oid = is_plain_stream.relation;
     end;
 

@@ -31,14 +31,17 @@ comment on column outbox.usage_dead_letters.code is 'the SQLSTATE that the recor
 -- At most one: two would bill everything twice.
 create table outbox.usage_recorder (
     single     boolean primary key default true check (single),
-    function   regprocedure not null,
+    function   text not null,
     owner      regrole not null,
     last_error text,
-    updated_at timestamptz not null default clock_timestamp()
+    updated_at timestamptz not null default clock_timestamp(),
+    -- As in outbox.sinks.
+    function_oid oid not null,
+    home         text not null
 );
 comment on table outbox.usage_recorder is 'the function that records windows, and the role that supplied it: it runs with the rights of that role';
 comment on column outbox.usage_recorder.last_error is 'why the last pass left windows unrecorded; they are handed over again, with the same keys';
-create trigger outbox_change after insert or update of function or delete on outbox.usage_recorder for each statement execute function outbox.change();
+create trigger outbox_change after insert or update of function_oid or delete on outbox.usage_recorder for each statement execute function outbox.change();
 
 create type outbox.usage_window as (
     idempotency_key text,

@@ -58,9 +58,14 @@ extension_sql_file!(
     requires = ["webhooks"]
 );
 extension_sql_file!(
+    "../sql/publications.sql",
+    name = "publications",
+    requires = ["webhook_status"]
+);
+extension_sql_file!(
     "../sql/status.sql",
     name = "status",
-    requires = ["webhook_status"]
+    requires = ["publications"]
 );
 extension_sql_file!(
     "../sql/capture.sql",
@@ -93,7 +98,8 @@ pub extern "C-unwind" fn _PG_init() {
     settings::define();
     pg::statement::watch_log();
     pg::hint::watch_denials();
-    if pg::background::is_preloading() {
+    // While pg_upgrade runs, nothing is delivered.
+    if pg::background::is_preloading() && !pg::background::is_upgrading() {
         pg::shmem::reserve();
         pg::culprits::reserve();
         pg::background::register_launcher();

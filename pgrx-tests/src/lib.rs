@@ -38,5 +38,5 @@ pub use gate::Gate;
 pub use kafka::{Kafka, Record, records};
 pub use nats::{Nats, Stored};
 pub use receiver::{Certificate, Event, Receiver, Reply, Request, Tls};
-pub use testbed::{major, node_libraries, program, python_libraries};
+pub use testbed::{is_installed, major, node_libraries, program, python_libraries};
 pub use wait::{DEADLINE, until};

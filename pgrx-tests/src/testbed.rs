@@ -40,6 +40,18 @@ pub fn program(major: u32, name: &str) -> PathBuf {
     path
 }
 
+/// Whether the extension is installed into the server of that major version.
+pub fn is_installed(major: u32) -> bool {
+    let config = root().join(format!("servers/{major}/bin/pg_config"));
+    let said = Command::new(config).arg("--sharedir").output();
+    said.is_ok_and(|said| {
+        let folder = String::from_utf8_lossy(&said.stdout);
+        Path::new(folder.trim())
+            .join("extension/pg_outbox.control")
+            .exists()
+    })
+}
+
 /// Where `setup.sh` put libraries for Python that are not ours: a `PYTHONPATH`.
 pub fn python_libraries() -> PathBuf {
     let path = root().join("python");

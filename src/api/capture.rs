@@ -13,7 +13,7 @@ use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::firing::{Firing, Operation};
 use crate::pg::security::{self, as_extension};
 use crate::pg::spi::{Arg, Spi, connected};
-use crate::pg::{exact as values, expression, invalidation, transaction};
+use crate::pg::{background, exact as values, expression, invalidation, transaction};
 use crate::store::captures;
 
 /// Positions of the arguments in the SQL declarations.
@@ -312,9 +312,17 @@ impl Drop for Busy {
 
 /// Whatever changes tables without a search_path restores a dump, which brings the triggers, too.
 fn follow(sql: &str) {
-    let Some(_busy) = Busy::begin().filter(|_| !security::has_no_path()) else {
+    let Some(_busy) = Busy::begin().filter(|_| !background::is_upgrading()) else {
         return;
     };
+    as_extension(|| {
+        connected(|spi: &Spi| {
+            spi.write("select outbox.follow_functions()", &[]);
+        });
+    });
+    if security::has_no_path() {
+        return;
+    }
     as_extension(|| {
         connected(|spi: &Spi| {
             let any = spi

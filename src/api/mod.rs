@@ -7,6 +7,7 @@ mod emit;
 mod positions;
 mod pull;
 mod rebase;
+mod replication;
 mod secrets;
 mod sinks;
 mod usage;

@@ -13,6 +13,12 @@ const LIBRARY: &str = "pg_outbox";
 pub(crate) const LAUNCHER_TYPE: &str = "pg_outbox launcher";
 pub(crate) const DISPATCHER_TYPE: &str = "pg_outbox dispatcher";
 
+/// Whether pg_upgrade has started this server: for itself alone.
+pub(crate) fn is_upgrading() -> bool {
+    // SAFETY: a plain global, set by the server's command line.
+    unsafe { pg_sys::IsBinaryUpgrade }
+}
+
 /// Registers the launcher, while the library is being preloaded. It starts when recovery is over: a standby is quiet.
 pub(crate) fn register_launcher() {
     BackgroundWorkerBuilder::new(LAUNCHER_TYPE)

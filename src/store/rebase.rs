@@ -20,8 +20,8 @@
 
 use std::sync::Arc;
 
-use super::audit;
 use super::streams::{self, Shape, Stream};
+use super::{audit, functions};
 use crate::dispatch::{Floors, Mark, Place, Snapshot, Window};
 use crate::pg::error::Complaint;
 use crate::pg::spi::{Arg, Spi};
@@ -38,20 +38,25 @@ struct Signs {
     moved: bool,
     /// The numbers of a stream have begun again.
     renumbered: bool,
+    /// Functions are named whose numbers are those of another database.
+    strange_functions: bool,
 }
 
 fn signs(spi: &Spi) -> Signs {
     spi.read(
         "select exists (select from outbox.clusters where system_identifier <> $1 or since_xid >= $2),
-                exists (select from outbox.streams where numbering <> pg_relation_filenode(sequence))",
+                exists (select from outbox.streams where numbering <> pg_relation_filenode(sequence)),
+                exists (select from outbox.sinks where home <> $3 union all select from outbox.usage_recorder where home <> $3)",
         &[
             Arg::I64(Some(catalog::system_identifier())),
             Arg::Xid(catalog::next_xid()),
+            Arg::Text(Some(&functions::home())),
         ],
     )
     .first(|row| Signs {
         moved: row.bool(0).unwrap_or(false),
         renumbered: row.bool(1).unwrap_or(false),
+        strange_functions: row.bool(2).unwrap_or(false),
     })
     .unwrap_or_default()
 }
@@ -90,6 +95,9 @@ pub(crate) fn settle(spi: &Spi) -> Result<(), Complaint> {
 /// `thorough`: looks at the cursors, too.
 pub(crate) fn if_moved(spi: &Spi, thorough: bool) -> bool {
     let signs = signs(spi);
+    if signs.strange_functions {
+        functions::settle(spi);
+    }
     if !(signs.moved || (thorough && is_ahead(spi))) {
         return signs.renumbered && rebase_renumbered(spi);
     }

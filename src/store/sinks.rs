@@ -2,6 +2,7 @@
 
 use pgrx::pg_sys;
 
+use super::functions;
 use crate::pg::spi::{Arg, Row, Spi};
 use crate::pg::{catalog, lock};
 
@@ -55,8 +56,8 @@ pub(crate) struct Version {
     pub(crate) secret: i64,
 }
 
-const COLUMNS: &str = r#"id, kind, config, stream, topics, tenant, filter, transform::oid, function::oid, batch_size, "grouping",
-       isolation, enabled, owner::oid, number, version, life::text"#;
+const COLUMNS: &str = r#"id, kind, config, stream, topics, tenant, filter, outbox.function_of(transform, transform_oid, home),
+       outbox.function_of(function, function_oid, home), batch_size, "grouping", isolation, enabled, owner::oid, number, version, life::text"#;
 
 fn sink(row: &Row) -> SinkRow {
     let text = |column| row.text(column).unwrap_or_default();
@@ -191,8 +192,9 @@ pub(crate) fn create(spi: &Spi, new: &NewSink) -> bool {
     let NewSink { sink, start } = new;
     let rows = spi.write(
         r#"insert into outbox.sinks (id, kind, config, stream, start, topics, tenant, filter, transform, function, batch_size,
-                                     "grouping", isolation, enabled, owner)
-           values ($1, $2, $3, $4, $5, $6, $7, $8, $9::regprocedure, $10::regprocedure, $11, $12, $13, $14, $15::regrole)
+                                     "grouping", isolation, enabled, owner, transform_oid, function_oid, home)
+           values ($1, $2, $3, $4, $5, $6, $7, $8, outbox.function_name($9), outbox.function_name($10), $11, $12, $13, $14, $15::regrole,
+                   $9, $10, $16)
            on conflict (id) do nothing"#,
         &[
             Arg::Text(Some(&sink.id)),
@@ -210,6 +212,7 @@ pub(crate) fn create(spi: &Spi, new: &NewSink) -> bool {
             Arg::Text(Some(&sink.isolation)),
             Arg::Bool(sink.enabled),
             Arg::Oid(Some(sink.owner)),
+            Arg::Text(Some(&functions::home())),
         ],
     );
     rows.count() == 1
@@ -219,7 +222,9 @@ pub(crate) fn create(spi: &Spi, new: &NewSink) -> bool {
 pub(crate) fn update(spi: &Spi, sink: &SinkRow) {
     spi.write(
         r#"update outbox.sinks
-              set config = $2, topics = $3, tenant = $4, filter = $5, transform = $6::regprocedure, function = $7::regprocedure,
+              set config = $2, topics = $3, tenant = $4, filter = $5,
+                  transform = case when $6 is not null then coalesce(outbox.function_name($6), transform) end, transform_oid = $6,
+                  function = case when $7 is not null then coalesce(outbox.function_name($7), function) end, function_oid = $7, home = $13,
                   batch_size = $8, "grouping" = $9, isolation = $10, enabled = $11, owner = $12::regrole,
                   version = version + 1, updated_at = now()
             where id = $1"#,
@@ -236,6 +241,7 @@ pub(crate) fn update(spi: &Spi, sink: &SinkRow) {
             Arg::Text(Some(&sink.isolation)),
             Arg::Bool(sink.enabled),
             Arg::Oid(Some(sink.owner)),
+            Arg::Text(Some(&functions::home())),
         ],
     );
 }

@@ -2,6 +2,7 @@
 
 use pgrx::pg_sys;
 
+use super::functions;
 use crate::pg::spi::{Arg, Spi};
 
 /// The function that records windows.
@@ -21,7 +22,7 @@ pub(crate) struct UsageWindow {
 
 pub(crate) fn recorder(spi: &Spi) -> Option<Recorder> {
     spi.read(
-        "select function::oid, owner::oid from outbox.usage_recorder",
+        "select outbox.function_of(function, function_oid, home), owner::oid from outbox.usage_recorder",
         &[],
     )
     .first(|row| {
@@ -47,10 +48,11 @@ pub(crate) fn says_outcomes(spi: &Spi, function: pg_sys::Oid) -> bool {
 pub(crate) fn set_recorder(spi: &Spi, recorder: Option<Recorder>) {
     match recorder {
         Some(Recorder { function, owner }) => spi.write(
-            "insert into outbox.usage_recorder (function, owner) values ($1::regprocedure, $2::regrole)
+            "insert into outbox.usage_recorder (function, owner, function_oid, home)
+             values (outbox.function_name($1), $2::regrole, $1, $3)
              on conflict (single) do update
-                set function = excluded.function, owner = excluded.owner, last_error = null, updated_at = clock_timestamp()",
-            &[Arg::Oid(Some(function)), Arg::Oid(Some(owner))],
+                set function = excluded.function, owner = excluded.owner, function_oid = excluded.function_oid, home = excluded.home, last_error = null, updated_at = clock_timestamp()",
+            &[Arg::Oid(Some(function)), Arg::Oid(Some(owner)), Arg::Text(Some(&functions::home()))],
         ),
         None => spi.write("delete from outbox.usage_recorder", &[]),
     };

@@ -16,7 +16,7 @@ use crate::pg::spi::{Spi, connected};
 use crate::pg::{background, catalog, lock, transaction};
 use crate::settings;
 use crate::store::streams::{self, Stream};
-use crate::store::{rebase, retention};
+use crate::store::{publications, rebase, retention};
 
 pub(super) struct Maintenance {
     last_retention: Instant,
@@ -25,6 +25,8 @@ pub(super) struct Maintenance {
     /// The next transaction id when it last began, and whether it has found anything since.
     began_at_xid: u64,
     found: bool,
+    /// Publications that hand secrets out, as the log has been told.
+    exposing: Vec<(String, String)>,
     pub(super) announcements: Announcements,
     pub(super) sealing: Sealing,
     pub(super) recording: Recording,
@@ -44,6 +46,7 @@ impl Default for Maintenance {
             pruning: VecDeque::new(),
             began_at_xid: 0,
             found: true,
+            exposing: Vec::new(),
             announcements: Announcements::default(),
             sealing: Sealing::default(),
             recording: Recording::new(),
@@ -96,6 +99,7 @@ impl Maintenance {
             return;
         }
         self.began_at_xid = xid;
+        self.look_at_publications();
         match in_transaction(|spi| (!rebase::is_due(spi)).then(|| streams::all(spi))) {
             Ok(streams) => {
                 let streams = streams.flatten().unwrap_or_default().into_iter();
@@ -106,6 +110,30 @@ impl Maintenance {
                 self.pruning = streams.map(begin).collect();
             }
             Err(error) => failed(&error),
+        }
+    }
+
+    fn look_at_publications(&mut self) {
+        match in_transaction(publications::exposing) {
+            Ok(found) => {
+                let found = found.unwrap_or_default();
+                for one in &found {
+                    if !self.exposing.contains(one) {
+                        let (name, what) = one;
+                        pgrx::warning!(
+                            "pg_outbox: publication \"{name}\" hands secrets to its subscribers in clear: it publishes {what}"
+                        );
+                    }
+                }
+                self.exposing = found;
+            }
+            Err(error) => {
+                transaction::log(
+                    PgLogLevel::WARNING,
+                    "looking at publications failed",
+                    &error,
+                );
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 //! Owns the server process and its folder. Speaks to the server only as any client would.
 
 mod template;
+mod upgrade;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -100,29 +101,30 @@ impl Builder {
             template::copy_to(self.major, &data);
         }
 
-        let mut conf = OpenOptions::new()
-            .append(true)
-            .open(data.join("postgresql.conf"))
-            .expect("the template has a postgresql.conf");
-        let defaults = DEFAULTS.iter().map(|(name, value)| (*name, *value));
-        let own = self
-            .settings
-            .iter()
-            .map(|(name, value)| (&**name, &**value));
-        for (name, value) in defaults.chain(own) {
-            let value = if value.starts_with('\'') {
-                value.to_owned()
-            } else {
-                format!("'{}'", value.replace('\'', "''"))
-            };
-            writeln!(conf, "{name} = {value}").expect("postgresql.conf can be written");
-        }
-
+        configure(&data, &self.settings);
         let cluster = Cluster::run(self.major, folder);
         if self.extension {
             cluster.connect().run("create extension pg_outbox");
         }
         cluster
+    }
+}
+
+/// Writes the defaults and these settings, which win, into a data folder.
+fn configure(data: &Path, settings: &[(String, String)]) {
+    let mut conf = OpenOptions::new()
+        .append(true)
+        .open(data.join("postgresql.conf"))
+        .expect("initdb has made a postgresql.conf");
+    let defaults = DEFAULTS.iter().map(|(name, value)| (*name, *value));
+    let own = settings.iter().map(|(name, value)| (&**name, &**value));
+    for (name, value) in defaults.chain(own) {
+        let value = if value.starts_with('\'') {
+            value.to_owned()
+        } else {
+            format!("'{}'", value.replace('\'', "''"))
+        };
+        writeln!(conf, "{name} = {value}").expect("postgresql.conf can be written");
     }
 }
 

@@ -42,8 +42,8 @@ fn template(major: u32) -> PathBuf {
     path
 }
 
-/// Makes a data folder with the database in it.
-pub(super) fn make(major: u32, path: &Path) {
+/// Makes a data folder as initdb leaves it.
+pub(super) fn init(major: u32, path: &Path, arguments: &[&str]) {
     let _ = fs::remove_dir_all(path);
     fs::create_dir(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     give_to_server(path);
@@ -51,9 +51,14 @@ pub(super) fn make(major: u32, path: &Path) {
     initdb.args(["--username=postgres", "--auth=trust", "--encoding=UTF8"]);
     initdb.args(["--locale=C.UTF-8", "--no-sync", "--no-instructions"]);
     finish({
-        initdb.arg("-D").arg(path);
+        initdb.args(arguments).arg("-D").arg(path);
         initdb
     });
+}
+
+/// Makes a data folder with the database in it.
+pub(super) fn make(major: u32, path: &Path) {
+    init(major, path, &[]);
 
     // It talks even when all is well.
     let mut single = server_program(major, "postgres");
