@@ -160,16 +160,16 @@ fn from_the_oldest_version() {
             assert_eq!(heard.get(id), Some(&1), "{id}");
         }
     }
-    for sink in ["pull", "grouped"] {
-        let got: Vec<String> = db.all(&format!("select id from outbox.poll('{sink}', 1000)"));
-        for id in ids(21..=50) {
-            assert!(got.contains(&id), "{sink} lacks {id}: {got:?}");
-        }
+    for (sink, text) in [("pull", "payload ->> 'shaped'"), ("grouped", "'true'")] {
+        let mut got = Vec::<String>::new();
+        until(&format!("all of {sink}"), || {
+            got.extend(db.all::<String>(&format!(
+                "select id from outbox.poll('{sink}', 1000) where topic <> 'test.numbered' or {text} = 'true'"
+            )));
+            db.run(&format!("select outbox.ack('{sink}')"));
+            ids(21..=50).iter().all(|id| got.contains(id)).then_some(())
+        });
     }
-    assert_eq!(
-        db.one::<i64>("select count(*) from outbox.poll('pull', 1000) where payload ->> 'n' = '30' and (payload ->> 'shaped')::boolean"),
-        1
-    );
     assert_eq!(
         db.all::<String>("select id from outbox.poll('bills') order by seq"),
         ["b1", "b2", "b3", "b4", "b5"]
