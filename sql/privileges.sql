@@ -42,7 +42,7 @@ begin
             'usage_windows', 'usage_dead_letters', 'usage_recorder', 'published_secrets']) t;
         return next 'usage on type outbox.usage_window';
         return query select 'execute on function outbox.' || f from unnest(array[
-            'sink_status()', 'webhook_status()', 'tick(text)', 'start()', 'stop()', 'prune(text)',
+            'sink_status()', 'webhook_status()', 'publication_status()', 'tick(text)', 'start()', 'stop()', 'prune(text)',
             'create_sink(text, text, jsonb, text, text, text[], text, text, regprocedure, int, text, text, boolean)',
             'alter_sink(text, jsonb, text[], text, text, regprocedure, int, text, text, boolean)',
             'pause_sink(text)', 'resume_sink(text)', 'drop_sink(text)', 'redeliver(text, text)', 'discard(text, text)',

@@ -13,15 +13,19 @@ pub(crate) fn home() -> String {
 /// counts as dropped.
 pub(crate) fn settle(spi: &Spi) {
     let home = home();
+    // A row that a session is about to change has its turn later; until then it is read by its name.
     spi.write(
-        "update outbox.sinks
-            set transform_oid = outbox.function_of(transform, transform_oid, home),
-                function_oid = outbox.function_of(function, function_oid, home), home = $1
-          where home <> $1",
+        "update outbox.sinks s
+            set transform_oid = outbox.function_of(s.transform, s.transform_oid, s.home),
+                function_oid = outbox.function_of(s.function, s.function_oid, s.home), home = $1
+           from (select k.id from outbox.sinks k where k.home <> $1 for update skip locked) free
+          where s.id = free.id",
         &[Arg::Text(Some(&home))],
     );
     spi.write(
-        "update outbox.usage_recorder set function_oid = outbox.function_of(function, function_oid, home), home = $1 where home <> $1",
+        "update outbox.usage_recorder r set function_oid = outbox.function_of(r.function, r.function_oid, r.home), home = $1
+           from (select k.single from outbox.usage_recorder k where k.home <> $1 for update skip locked) free
+          where r.single = free.single",
         &[Arg::Text(Some(&home))],
     );
 }
