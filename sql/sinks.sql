@@ -115,7 +115,8 @@ create function outbox.alter_sink(
 ) returns void
     language c volatile as 'MODULE_PATHNAME', 'alter_sink_wrapper';
 comment on function outbox.alter_sink(text, jsonb, text[], text, text, regprocedure, int, text, text, boolean) is
-    'changes a sink; what is null stays, an empty topics, tenant or filter is taken away. Takes effect with the next pass. Errors as create_sink';
+    'changes a sink; what is null stays, an empty topics, tenant or filter is taken away. Takes effect with the next pass, but for grouping: '
+    'what was committed when the sink last began to read on is delivered to its end as it was begun. Errors as create_sink';
 
 -- Raises the error that every function on a sink raises when there is none.
 create function outbox.no_such_sink(id text) returns void

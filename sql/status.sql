@@ -63,7 +63,7 @@ begin
              where l.locktype = 'advisory' and l.objsubid = 3 and l.classid = 1869968482 and l.granted
                and l.database = (select d.oid from pg_database d where d.datname = current_database())
         )
-        select k.id, k.kind, k.stream, k.enabled, k."grouping", st.relation, st.sequence, st.pruned_seq, c.done,
+        select k.id, k.kind, k.stream, k.enabled, c.at_grouping, st.relation, st.sequence, st.pruned_seq, c.done,
                coalesce(c.upto, '3:3:') as upto, coalesce(c.at_seq, at_end) as at_seq, c.at_group, coalesce(c.floor, 0) as floor,
                coalesce(c.ceiling, 0) as ceiling, c.delivered, c.delivered_at, h.state as health, h.attempts, h.last_error,
                h.next_attempt_at, l.pid, p.events as parked, p.oldest as parked_oldest
@@ -77,7 +77,7 @@ begin
                 from outbox.parked w where w.sink = k.id) p
          order by k.id
     loop
-        execute outbox.undelivered_sql(s.relation, s.at_seq < at_end, s."grouping" = 'transaction', s.upto)
+        execute outbox.undelivered_sql(s.relation, s.at_seq < at_end, coalesce(s.at_grouping = 'transaction', false), s.upto)
            into undelivered
           using greatest(s.floor, s.pruned_seq), s.ceiling, s.at_group, s.at_seq, s.done, s.upto;
         execute format('select case when is_called then last_value else 0 end from %s', s.sequence) into last_seq;
@@ -146,9 +146,12 @@ create function outbox.undelivered_sql(relation regclass, in_window boolean, by_
                   order by e.seq limit 1001)
                 union
                 select l.xid from pg_snapshot_xip($5) as l (xid) where pg_visible_in_snapshot(l.xid, $6)) t, lateral
+                (select n.seq as last from %s n where (n.txid, n.seq) >= (t.txid, 0) and (n.txid, n.seq) <= (t.txid, 9223372036854775807)
+                  order by n.txid desc, n.seq desc limit 1) z, lateral
                 (select e."time" from %s e
-                  where e.txid = t.txid and ((select max(n.seq) from %s n where n.txid = t.txid), e.seq) > ($3, $4)
-                  order by e.txid, e.seq limit 1001) x limit 1001)$sql$ end,
+                  where (e.txid, e.seq) > (t.txid, case when z.last = $3 then $4 else 0 end) and (e.txid, e.seq) <= (t.txid, z.last)
+                  order by e.txid, e.seq limit 1001) x
+              where z.last >= $3 limit 1001)$sql$ end,
         case when pg_snapshot_xmax(upto)::text::numeric > 3 then $sql$
             (select e."time" from %s e where e.txid >= pg_snapshot_xmax($6) order by e.txid, e.seq limit 1001)
             union all

@@ -53,4 +53,4 @@ pub use pool::{Limits, Pool, QUEUE, webhook_wait};
 pub use queue::{Fate, Item, Settled, Trial};
 pub use snapshot::Snapshot;
 pub use topics::Pattern;
-pub use window::{Floors, Mark, Place, Window};
+pub use window::{Floors, Grouping, Mark, Place, Window};

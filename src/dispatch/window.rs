@@ -23,8 +23,36 @@ use std::sync::Arc;
 
 use super::snapshot::Snapshot;
 
+/// In which order a window is delivered, and what of it is put together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Grouping {
+    /// Event by event, in order of seq.
+    #[default]
+    Event,
+    /// By whole transactions, in order of each one's last seq.
+    Transaction,
+}
+
+impl Grouping {
+    /// As a sink is told.
+    pub fn name(self) -> &'static str {
+        match self {
+            Grouping::Event => "event",
+            Grouping::Transaction => "transaction",
+        }
+    }
+
+    /// What is told so, if anything is.
+    pub fn named(name: &str) -> Option<Self> {
+        [Grouping::Event, Grouping::Transaction]
+            .into_iter()
+            .find(|grouping| grouping.name() == name)
+    }
+}
+
 /// A place within a window. Events are ordered by `(group, seq)`; in whole-transaction order the
-/// group is the last seq of the event's transaction, otherwise its own seq.
+/// group is the last seq of the event's transaction, otherwise its own seq. So it means something
+/// only together with the order in which its window is read: [`Window::grouping`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Mark {
     pub group: i64,
@@ -37,6 +65,11 @@ impl Mark {
         group: i64::MAX,
         seq: i64::MAX,
     };
+
+    /// Whether it lies within a transaction.
+    pub fn is_within(self) -> bool {
+        self.seq < self.group
+    }
 }
 
 /// What is read between two snapshots.
@@ -44,6 +77,9 @@ impl Mark {
 pub struct Window {
     /// Counts the windows of a sink.
     pub number: i64,
+    /// In which order it is read, from its beginning to its end: a sink that is to be read otherwise
+    /// is so from its next window on.
+    pub grouping: Grouping,
     pub done: Snapshot,
     pub upto: Snapshot,
     /// No event of part (a) has a seq at or below.
@@ -59,6 +95,7 @@ impl Window {
     pub fn empty(done: Snapshot, floor: i64) -> Self {
         Self {
             number: 0,
+            grouping: Grouping::default(),
             upto: done.clone(),
             done,
             floor,
@@ -67,11 +104,18 @@ impl Window {
         }
     }
 
-    /// The window after this one, up to a newer snapshot. `ceiling` is the sequence's value read
-    /// after that snapshot was taken.
-    pub fn next(&self, upto: Snapshot, ceiling: i64, next_floor: Option<i64>) -> Self {
+    /// The window after this one, up to a newer snapshot, to be read in this order. `ceiling` is the
+    /// sequence's value read after that snapshot was taken.
+    pub fn next(
+        &self,
+        grouping: Grouping,
+        upto: Snapshot,
+        ceiling: i64,
+        next_floor: Option<i64>,
+    ) -> Self {
         Self {
             number: self.number + 1,
+            grouping,
             done: self.upto.clone(),
             floor: self.next_floor,
             // A floor of an older snapshot holds for a newer one too.
@@ -183,7 +227,7 @@ mod tests {
     #[test]
     fn a_window_holds_what_became_visible() {
         let first = Window::empty(snapshot("10:20:10,14"), 5);
-        let window = first.next(snapshot("14:30:14,25"), 90, None);
+        let window = first.next(Grouping::Event, snapshot("14:30:14,25"), 90, None);
         assert_eq!(window.late(), vec![10]);
         for (xid, inside) in [
             (9, false),
@@ -232,8 +276,8 @@ mod tests {
     #[test]
     fn a_floor_never_goes_back() {
         let window = Window::empty(Snapshot::empty(), 0)
-            .next(snapshot("9:9:"), 10, Some(7))
-            .next(snapshot("12:12:"), 20, None);
+            .next(Grouping::Transaction, snapshot("9:9:"), 10, Some(7))
+            .next(Grouping::Event, snapshot("12:12:"), 20, None);
         assert_eq!((window.floor, window.next_floor), (7, 7));
     }
 }

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::batch::Origin;
-use crate::dispatch::{Mark, Place, Snapshot};
+use crate::dispatch::{Grouping, Mark, Place, Snapshot};
 use crate::envelope::{Event, Position};
 
 /// Eight bytes that stand for one event of a sink.
@@ -112,8 +112,8 @@ impl Reached {
         let window = &place.window;
         let (done, seq) = match place.mark {
             Mark::END => (&window.upto, NOTHING),
-            // Within a transaction: a seq alone does not say what is behind it.
-            Mark { group, seq } if group != seq => (&window.done, NOTHING),
+            // A later transaction may have smaller numbers: a seq does not say what is behind it.
+            _ if window.grouping == Grouping::Transaction => (&window.done, NOTHING),
             Mark { seq, .. } => (&window.done, seq),
         };
         Self {
@@ -223,10 +223,14 @@ mod tests {
     }
 
     fn place(mark: Mark) -> Place {
+        place_in(Grouping::Event, mark)
+    }
+
+    fn place_in(grouping: Grouping, mark: Mark) -> Place {
         let snapshot = |text: &str| text.parse::<Snapshot>().unwrap();
         let first = Window::empty(snapshot("10:20:10,14"), 0);
         Place {
-            window: Arc::new(first.next(snapshot("14:30:14,25"), 90, None)),
+            window: Arc::new(first.next(grouping, snapshot("14:30:14,25"), 90, None)),
             mark,
         }
     }
@@ -263,8 +267,11 @@ mod tests {
         }
         let through = Reached::new(&origin(), &place(Mark::END), last());
         assert!(through.covers(&at(22, 51)) && !through.covers(&at(25, 51)));
-        let by_transaction = Reached::new(&origin(), &place(Mark { group: 60, seq: 50 }), last());
-        assert!(by_transaction.covers(&at(12, 50)) && !by_transaction.covers(&at(22, 50)));
+        for mark in [Mark { group: 60, seq: 50 }, Mark { group: 50, seq: 50 }] {
+            let place = place_in(Grouping::Transaction, mark);
+            let by_transaction = Reached::new(&origin(), &place, last());
+            assert!(by_transaction.covers(&at(12, 50)) && !by_transaction.covers(&at(22, 50)));
+        }
     }
 
     #[test]

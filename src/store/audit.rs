@@ -44,7 +44,7 @@ pub(crate) fn prune(spi: &Spi, stream: &Stream, limit: i64, min_age: Duration) -
              select min(h.n) as n from head h
               where h.txid is null or h.\"time\" >= clock_timestamp() - $3 * interval '1 microsecond'
                  or not exists (select from outbox.cursors c where c.stream = $1)
-                 or exists (select from outbox.cursors c left join outbox.sinks s on c.name = 'sink:' || s.id
+                 or exists (select from outbox.cursors c
                              where c.stream = $1 and not {})
          ), gone as (
              delete from outbox.audit_events d using head h

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::dispatch::{Mark, Place, Snapshot, Window};
+use crate::dispatch::{Grouping, Mark, Place, Snapshot, Window};
 use crate::envelope::Position;
 use crate::pg::spi::{Arg, Row, Spi};
 use crate::store::sinks::{self, Hold, SinkRow};
@@ -40,6 +40,11 @@ fn saved(row: &Row) -> Option<Saved> {
     };
     let window = Window {
         number: row.i64(0)?,
+        grouping: row
+            .text(17)
+            .as_deref()
+            .and_then(Grouping::named)
+            .unwrap_or_default(),
         done: snapshot(1)?,
         upto: snapshot(2)?,
         floor: row.i64(5)?,
@@ -87,7 +92,7 @@ pub(crate) fn load_named(spi: &Spi, name: &str, lock: bool) -> Option<Saved> {
     let sql = format!(
         "select window_no, done::text, upto::text, at_group, at_seq, floor, ceiling, next_floor, txid, seq,
                 handed_group, handed_seq, handed_last_txid, handed_last_seq, handed_events,
-                sample_seq, sample_xid
+                sample_seq, sample_xid, at_grouping
            from outbox.cursors where name = $1{}",
         if lock { " for update" } else { "" }
     );
@@ -106,8 +111,9 @@ pub(crate) fn create(spi: &Spi, sink: &str, stream: &str, place: &Place, pair: P
 pub(crate) fn create_named(spi: &Spi, name: &str, stream: &str, place: &Place, pair: Position) {
     let window = &place.window;
     spi.write(
-        "insert into outbox.cursors (name, stream, txid, seq, window_no, done, upto, at_group, at_seq, floor, ceiling, next_floor)
-         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12) on conflict (name) do nothing",
+        "insert into outbox.cursors (name, stream, txid, seq, window_no, done, upto, at_group, at_seq, floor, ceiling, next_floor,
+                                      at_grouping)
+         values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) on conflict (name) do nothing",
         &[
             Arg::Text(Some(name)),
             Arg::Text(Some(stream)),
@@ -121,6 +127,7 @@ pub(crate) fn create_named(spi: &Spi, name: &str, stream: &str, place: &Place, p
             Arg::I64(Some(window.floor)),
             Arg::I64(Some(window.ceiling)),
             Arg::I64(Some(window.next_floor)),
+            Arg::Text(Some(window.grouping.name())),
         ],
     );
 }
@@ -173,6 +180,7 @@ pub(crate) fn advance(
             set txid = case when (c.txid, c.seq) < ($2, $3) then $2 else c.txid end,
                 seq = case when (c.txid, c.seq) < ($2, $3) then $3 else c.seq end,
                 window_no = $4, done = $5, upto = $6, at_group = $7, at_seq = $8, floor = $9, ceiling = $10, next_floor = $11,
+                at_grouping = $16,
                 handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null,
                 updated_at = clock_timestamp(),
                 delivered = c.delivered + $12,
@@ -195,6 +203,7 @@ pub(crate) fn advance(
             Arg::I64(from.map(|from| from.window.number)),
             Arg::I64(from.map(|from| from.mark.group)),
             Arg::I64(from.map(|from| from.mark.seq)),
+            Arg::Text(Some(window.grouping.name())),
         ],
     );
     rows.count() == 1
@@ -213,7 +222,7 @@ pub(crate) fn hand_out(
         "update outbox.cursors c
             set window_no = $2, done = $3, upto = $4, at_group = $5, at_seq = $6, floor = $7, ceiling = $8, next_floor = $9,
                 handed_group = $10, handed_seq = $11, handed_last_txid = $12, handed_last_seq = $13, handed_events = $14,
-                sample_seq = $15, sample_xid = $16, updated_at = clock_timestamp()
+                sample_seq = $15, sample_xid = $16, at_grouping = $17, updated_at = clock_timestamp()
           where c.name = $1",
         &[
             Arg::Text(Some(&name_of(sink))),
@@ -232,6 +241,7 @@ pub(crate) fn hand_out(
             Arg::I64(Some(handed.events)),
             Arg::I64(sample.map(|(seq, _)| seq)),
             Arg::Xid(sample.map_or(0, |(_, next_xid)| next_xid)),
+            Arg::Text(Some(window.grouping.name())),
         ],
     );
 }

@@ -20,6 +20,8 @@ pub(crate) struct Want {
     pub(crate) record: bool,
     /// The stream is the audit trail, whose records are delivered as they are.
     pub(crate) records: bool,
+    /// Events of a window that is read by transactions are to say which part of theirs they are.
+    pub(crate) parts: bool,
     /// The number of the sink that reads. It gets what is for everybody, and what is for it alone.
     pub(crate) sink: Option<i32>,
 }
@@ -56,6 +58,8 @@ pub(crate) struct Page {
     pub(crate) end: Mark,
     /// How many rows that were.
     pub(crate) looked_at: usize,
+    /// How many rows were walked over to find out which come next.
+    pub(crate) walked: usize,
     /// The greatest position among them.
     pub(crate) greatest: Position,
 }
@@ -67,6 +71,7 @@ impl Page {
             found: Vec::new(),
             end,
             looked_at: 0,
+            walked: 0,
             greatest: Position::default(),
         }
     }

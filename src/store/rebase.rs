@@ -21,8 +21,8 @@
 use std::sync::Arc;
 
 use super::streams::{self, Shape, Stream};
-use super::{audit, functions};
-use crate::dispatch::{Floors, Mark, Place, Snapshot, Window};
+use super::{audit, functions, transactions};
+use crate::dispatch::{Floors, Grouping, Mark, Place, Snapshot, Window};
 use crate::pg::error::Complaint;
 use crate::pg::spi::{Arg, Spi};
 use crate::pg::{catalog, lock};
@@ -160,7 +160,8 @@ struct Cursor {
     name: String,
     /// None for one that keeps nothing but a pair.
     window_no: Option<i64>,
-    by_transaction: bool,
+    /// How it is read on: what it had seen of is one transaction now, which both orders take alike.
+    grouping: Grouping,
     /// The seq of the first event that it had not seen.
     first: Option<i64>,
 }
@@ -183,7 +184,7 @@ fn rebase(spi: &Spi, stream: &Stream) {
          ), restored as materialized (
              select e.xmin::text as by from {relation} e group by 1 having count(distinct e.txid) > 1
          ), cursor as materialized (
-             select c.name, c.window_no, coalesce(s.\"grouping\" = 'transaction', false) as by_transaction,
+             select c.name, c.window_no, s.\"grouping\",
                     (select min(e.seq) from {relation} e
                       where exists (select from outbox.parked p where p.sink = s.id and p.seq = e.seq)
                          or (e.txid between local.since and greatest(pg_snapshot_xmax(now.snapshot), $3)
@@ -192,8 +193,7 @@ fn rebase(spi: &Spi, stream: &Stream) {
                             when c.window_no is null then (e.txid, e.seq) <= (c.txid, c.seq)
                             when pg_visible_in_snapshot(e.txid, c.done) then true
                             when not pg_visible_in_snapshot(e.txid, c.upto) then false
-                            when s.\"grouping\" = 'transaction' then
-                                ((select max(x.seq) from {relation} x where x.txid = e.txid), e.seq) <= (c.at_group, c.at_seq)
+                            when c.at_grouping = 'transaction' then ({last}, e.seq) <= (c.at_group, c.at_seq)
                             else e.seq <= c.at_seq
                         end) as first
                from now cross join local cross join outbox.cursors c left join outbox.sinks s on c.name = 'sink:' || s.id
@@ -203,8 +203,9 @@ fn rebase(spi: &Spi, stream: &Stream) {
                 set txid = now.v, id = coalesce(e.id, outbox.event_id(e.id, $1, e.txid, e.seq, e.\"time\"))
                from now where e.txid <> now.v
          )
-         select now.v, now.snapshot::text, (select max(e.seq) from {relation} e), c.name, c.window_no, c.by_transaction, c.first
+         select now.v, now.snapshot::text, (select max(e.seq) from {relation} e), c.name, c.window_no, c.\"grouping\", c.first
            from now left join cursor c on true",
+        last = transactions::last_of(stream, "e.txid"),
     );
     let args = [
         Arg::Text(Some(&stream.name)),
@@ -226,7 +227,11 @@ fn rebase(spi: &Spi, stream: &Stream) {
         let cursor = row.text(3).map(|name| Cursor {
             name,
             window_no: row.i64(4),
-            by_transaction: row.bool(5).unwrap_or(false),
+            grouping: row
+                .text(5)
+                .as_deref()
+                .and_then(Grouping::named)
+                .unwrap_or_default(),
             first: row.i64(6),
         });
         (now, cursor)
@@ -258,6 +263,7 @@ impl Now {
     fn place_of(&self, cursor: &Cursor, next_floor: i64) -> Place {
         let window = Window {
             number: cursor.window_no.unwrap_or(0) + LEAP,
+            grouping: cursor.grouping,
             done: Snapshot::before(self.v),
             upto: self.seen.clone(),
             floor: 0,
@@ -267,10 +273,9 @@ impl Now {
         let mark = match cursor.first {
             None => Mark::END,
             Some(first) => Mark {
-                group: if cursor.by_transaction {
-                    self.greatest
-                } else {
-                    first - 1
+                group: match cursor.grouping {
+                    Grouping::Transaction => self.greatest,
+                    Grouping::Event => first - 1,
                 },
                 seq: first - 1,
             },
@@ -298,6 +303,7 @@ fn write_cursor(spi: &Spi, cursor: &Cursor, now: &Now, next_floor: i64) {
         spi.write(
             "update outbox.cursors
                 set window_no = $2, done = $3, upto = $4, at_group = $5, at_seq = $6, floor = $7, ceiling = $8, next_floor = $9,
+                    at_grouping = $10,
                     handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null,
                     sample_seq = null, sample_xid = null
               where name = $1",
@@ -311,6 +317,7 @@ fn write_cursor(spi: &Spi, cursor: &Cursor, now: &Now, next_floor: i64) {
                 Arg::I64(Some(window.floor)),
                 Arg::I64(Some(window.ceiling)),
                 Arg::I64(Some(window.next_floor)),
+                Arg::Text(Some(window.grouping.name())),
             ],
         );
     }

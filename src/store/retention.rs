@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::audit;
 use super::streams::{Shape, Stream};
+use super::transactions;
 use crate::dispatch::Floors;
 use crate::pg::lock;
 use crate::pg::spi::{Arg, Spi};
@@ -79,7 +80,7 @@ pub(crate) fn step(
                 and exists (select from outbox.cursors c where c.stream = $1)
                 and h.seq not in (select p.seq from parked p)
                 and not exists (
-                    select from outbox.cursors c left join outbox.sinks s on c.name = 'sink:' || s.id
+                    select from outbox.cursors c
                      where c.stream = $1
                        and not {passed})
          ), gone as (
@@ -127,18 +128,17 @@ pub(crate) fn step(
     }
 }
 
-/// Whether a cursor `c`, of sink `s` if it has one, has passed the row `h` of a stream.
+/// Whether a cursor `c` has passed the row `h` of a stream.
 pub(super) fn passed(stream: &Stream) -> String {
     format!(
         "case
              when c.window_no is null then (h.txid, h.seq) <= (c.txid, c.seq)
              when pg_visible_in_snapshot(h.txid, c.done) then true
              when not pg_visible_in_snapshot(h.txid, c.upto) then false
-             when s.\"grouping\" = 'transaction' then
-                 ((select max(x.seq) from {} x where x.txid = h.txid), h.seq) <= (c.at_group, c.at_seq)
+             when c.at_grouping = 'transaction' then ({last}, h.seq) <= (c.at_group, c.at_seq)
              else h.seq <= c.at_seq
          end",
-        stream.relation
+        last = transactions::last_of(stream, "h.txid"),
     )
 }
 

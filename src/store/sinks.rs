@@ -3,6 +3,7 @@
 use pgrx::pg_sys;
 
 use super::functions;
+use crate::dispatch::Grouping;
 use crate::pg::spi::{Arg, Row, Spi};
 use crate::pg::{catalog, lock};
 
@@ -12,13 +13,6 @@ pub(crate) fn is_name(text: &str) -> bool {
         && text
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"._@-".contains(&byte))
-}
-
-/// How events are put together for a delivery.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Grouping {
-    Event,
-    Transaction,
 }
 
 /// A sink as its row says.
@@ -35,6 +29,7 @@ pub(crate) struct SinkRow {
     pub(crate) transform: Option<pg_sys::Oid>,
     pub(crate) function: Option<pg_sys::Oid>,
     pub(crate) batch_size: Option<i32>,
+    /// Of windows to come; an open one is read as it was begun ([`crate::dispatch::Window::grouping`]).
     pub(crate) grouping: Grouping,
     pub(crate) isolation: String,
     pub(crate) enabled: bool,
@@ -72,11 +67,7 @@ fn sink(row: &Row) -> SinkRow {
         transform: row.oid(7),
         function: row.oid(8),
         batch_size: row.i32(9),
-        grouping: if text(10) == "transaction" {
-            Grouping::Transaction
-        } else {
-            Grouping::Event
-        },
+        grouping: Grouping::named(&text(10)).unwrap_or_default(),
         isolation: text(11),
         enabled: row.bool(12).unwrap_or(false),
         owner: row.oid(13).unwrap_or(pg_sys::InvalidOid),
@@ -244,13 +235,4 @@ pub(crate) fn update(spi: &Spi, sink: &SinkRow) {
             Arg::Text(Some(&functions::home())),
         ],
     );
-}
-
-impl Grouping {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Grouping::Event => "event",
-            Grouping::Transaction => "transaction",
-        }
-    }
 }

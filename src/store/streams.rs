@@ -1,6 +1,6 @@
 //! outbox.streams: the tables that hold events, and where their sequences stand.
 
-use crate::dispatch::{Floors, Snapshot, Window};
+use crate::dispatch::{Floors, Grouping, Snapshot, Window};
 use crate::pg::catalog;
 use crate::pg::error::Complaint;
 use crate::pg::spi::{Row, Spi};
@@ -133,13 +133,19 @@ impl Stream {
 }
 
 impl Horizon {
-    /// The window that follows `window` and ends here; none if nothing can have been committed in between, or if this is the older
+    /// The window that follows `window` and ends here, to be read in this order; none if nothing can have been committed in between, or if this is the older
     /// one: then somebody else has opened the window since.
-    pub(crate) fn window_after(&self, window: &Window, floors: &mut Floors) -> Option<Window> {
+    pub(crate) fn window_after(
+        &self,
+        window: &Window,
+        grouping: Grouping,
+        floors: &mut Floors,
+    ) -> Option<Window> {
         let is_older = self.snapshot.xmax() < window.upto.xmax()
             || !window.upto.sees_none_of(self.snapshot.running());
         (self.snapshot != window.upto && !is_older).then(|| {
             window.next(
+                grouping,
                 self.snapshot.clone(),
                 self.last_seq,
                 floors.below(self.snapshot.xmax()),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pgrx::PgLogLevel;
 
 use super::maintenance::in_transaction;
-use crate::dispatch::{Floors, Snapshot, Window};
+use crate::dispatch::{Floors, Grouping, Snapshot, Window};
 use crate::pg::spi::Arg;
 use crate::pg::{lock, transaction};
 use crate::settings;
@@ -84,7 +84,7 @@ impl Announcements {
 
 fn tell(stream: &Stream, horizon: &Horizon, told: &mut Told, floors: &mut Floors) {
     let mut after = told.clone();
-    let window = horizon.window_after(&told.window, floors);
+    let window = horizon.window_after(&told.window, Grouping::Event, floors);
     if let Some(window) = &window {
         after.window = window.clone();
     }

@@ -3,8 +3,8 @@
 //! A batch that is handed out is written into the cursor, so that it can be acknowledged later, and by another session if need be.
 //! The lease keeps a second consumer away as long as the first has not acknowledged, or its session has not ended.
 
-use super::reader::{ROWS_A_PASS, Reader, is_within};
-use crate::dispatch::{Floors, Mark, Place};
+use super::reader::{ROWS_A_PASS, Reader};
+use crate::dispatch::{Floors, Grouping, Mark, Place};
 use crate::envelope::Position;
 use crate::pg::call::TupleStore;
 use crate::pg::error::Complaint;
@@ -12,7 +12,7 @@ use crate::pg::spi::{Arg, Spi};
 use crate::pg::{lock, transaction, xact};
 use crate::store::cursors::{self, Handed};
 use crate::store::events::{self, Found};
-use crate::store::sinks::{Grouping, SinkRow};
+use crate::store::sinks::SinkRow;
 use crate::store::streams::{self, Horizon, Stream};
 use crate::store::transactions;
 
@@ -62,7 +62,7 @@ fn poll_leased(
     let mut skipped = false;
     loop {
         if reader.place.mark == Mark::END {
-            match horizon.window_after(&reader.place.window, &mut floors) {
+            match horizon.window_after(&reader.place.window, sink.grouping, &mut floors) {
                 Some(window) => reader.place = Place::at_start_of(window),
                 None => break,
             }
@@ -175,16 +175,17 @@ fn choose(
 ) -> Result<Chosen, Complaint> {
     let mut events = Vec::<Found>::new();
     let mut rows = 0;
-    while let Some((shaped, looked_at)) = reader.read_on(spi, horizon, floors, limit - events.len())
-    {
-        rows += looked_at;
-        for (found, problem) in shaped {
+    // The window is not through yet, so none is opened here.
+    let by_transaction = reader.grouping() == Grouping::Transaction;
+    while let Some(read) = reader.read_on(spi, horizon, floors, limit - events.len()) {
+        rows += read.passed;
+        for (found, problem) in read.shaped {
             let Some(problem) = problem else {
                 events.push(found);
                 continue;
             };
             let position = found.event.position;
-            if sink.grouping == Grouping::Transaction {
+            if by_transaction {
                 events.retain(|event| event.event.position.txid != position.txid);
             }
             return match events.last().map(|last| last.mark) {
@@ -197,7 +198,7 @@ fn choose(
             };
         }
         let is_full = events.len() >= limit || reader.place.mark == Mark::END;
-        let is_whole = sink.grouping == Grouping::Transaction && !is_within(reader.place.mark);
+        let is_whole = by_transaction && !reader.place.mark.is_within();
         if is_full || ((rows >= ROWS_A_PASS || is_whole) && !events.is_empty()) {
             break;
         }
@@ -251,8 +252,8 @@ pub(crate) fn ack(
         Some(position) => {
             let stream =
                 streams::named(spi, &sink.stream).ok_or_else(|| streams::unknown(&sink.stream))?;
-            let mark = transactions::mark_of(spi, &stream, sink.grouping, position);
             let window = &cursor.place.window;
+            let mark = transactions::mark_of(spi, &stream, window.grouping, position);
             if window.done.sees(position.txid)
                 || (window.upto.sees(position.txid) && mark <= cursor.place.mark)
             {

@@ -2,17 +2,20 @@
 
 use super::entry::Entry;
 use super::shaping::{Patience, Shaped, Shaping};
-use crate::dispatch::{Floors, Mark, Pattern, Place};
+use crate::dispatch::{Floors, Grouping, Mark, Pattern, Place};
 use crate::envelope::{Event, Part, Position};
 use crate::pg::spi::Spi;
 use crate::sinks::Redaction;
 use crate::store::events::{self, Found, Want};
-use crate::store::sinks::{Grouping, SinkRow};
+use crate::store::sinks::SinkRow;
 use crate::store::streams::{Horizon, Shape, Stream};
-use crate::store::transactions;
+use crate::store::transactions::{self, Lookout};
 
 /// Rows that a pass looks at for one sink before others get their turn, whatever its filter leaves of them.
 pub(super) const ROWS_A_PASS: usize = 20_000;
+
+/// Rows that a pass walks over to find out which transaction is next.
+const WALKED_A_PASS: usize = 2_000;
 
 /// Why an event of a database in SQL_ASCII, which takes any bytes, may not be fit for JSON.
 const UNSAYABLE: &str = "it holds text that is not valid UTF-8";
@@ -27,7 +30,9 @@ pub(crate) struct Reader {
     want: Want,
     shaping: Option<Shaping>,
     redaction: Redaction,
+    /// Of windows to come.
     grouping: Grouping,
+    lookout: Lookout,
     /// The most events in one entry.
     batch_size: usize,
     numbered: Option<Numbered>,
@@ -39,6 +44,16 @@ struct Numbered {
     upto: Mark,
     index: u32,
     count: u32,
+}
+
+/// What one read brought.
+pub(crate) struct Read {
+    /// The events that are wanted.
+    pub(crate) shaped: Vec<Shaped>,
+    /// How many rows were passed, wanted or not.
+    pub(crate) passed: usize,
+    /// How many rows were walked over to find out which come next.
+    walked: usize,
 }
 
 /// What a pass brought.
@@ -72,7 +87,12 @@ impl Reader {
             text,
             record: !text || shaping.is_some(),
             records: stream.shape == Shape::Audit,
+            parts: false,
             sink: Some(sink.number),
+        };
+        let want = Want {
+            parts: text && shaping.is_none() && want.takes_all(),
+            ..want
         };
         Ok(Self {
             stream,
@@ -82,6 +102,7 @@ impl Reader {
             shaping,
             redaction: Redaction::default(),
             grouping: sink.grouping,
+            lookout: Lookout::default(),
             batch_size,
             numbered: None,
         })
@@ -131,18 +152,23 @@ impl Reader {
         };
         let mut group = Group::after(self.place.mark, self.numbered.take());
         let mut events = 0;
-        while (events < wanted || !group.events.is_empty()) && reading.passed < ROWS_A_PASS {
+        let mut walked = 0;
+        while (events < wanted && walked < WALKED_A_PASS || !group.events.is_empty())
+            && reading.passed < ROWS_A_PASS
+        {
             let left = wanted.saturating_sub(events).max(1);
-            let Some((shaped, looked_at)) = self.read_on(spi, horizon, floors, left) else {
+            let Some(read) = self.read_on(spi, horizon, floors, left) else {
                 reading.more = false;
                 break;
             };
             if self.is_too_slow() {
                 return reading;
             }
-            reading.passed += looked_at;
+            reading.passed += read.passed;
+            walked += read.walked;
+            let shaped = read.shaped;
             events += shaped.len();
-            match self.grouping {
+            match self.place.window.grouping {
                 Grouping::Event if self.stream.shape == Shape::Audit => {
                     self.put_together(shaped, &mut reading.entries);
                 }
@@ -161,32 +187,45 @@ impl Reader {
         reading
     }
 
-    /// Reads once within a window, which is opened if the last one is through. Returns the events that are wanted and how many
-    /// rows were looked at; nothing if there is no further window.
+    /// Reads once within a window, which is opened if the last one is through; nothing if there is no further one.
     pub(crate) fn read_on(
         &mut self,
         spi: &Spi,
         horizon: &Horizon,
         floors: &mut Floors,
         wanted: usize,
-    ) -> Option<(Vec<Shaped>, usize)> {
+    ) -> Option<Read> {
         if self.place.mark == Mark::END {
-            self.place = Place::at_start_of(horizon.window_after(&self.place.window, floors)?);
+            let window = horizon.window_after(&self.place.window, self.grouping, floors)?;
+            self.place = Place::at_start_of(window);
         }
-        let page = match self.grouping {
+        let page = match self.place.window.grouping {
             Grouping::Event => events::read(spi, &self.stream, &self.place, wanted, &self.want),
             // A transaction that fits into one delivery is read in one piece.
             Grouping::Transaction => transactions::read(
                 spi,
                 &self.stream,
                 &self.place,
+                &mut self.lookout,
                 wanted.max(self.batch_size),
                 &self.want,
             ),
         };
         self.place.mark = page.end;
         self.greatest = self.greatest.max(page.greatest);
-        Some((self.shape(page.found), page.looked_at))
+        Some(Read {
+            shaped: self.shape(page.found),
+            passed: page.looked_at,
+            walked: page.walked,
+        })
+    }
+
+    /// How what comes next is grouped.
+    pub(crate) fn grouping(&self) -> Grouping {
+        match self.place.mark {
+            Mark::END => self.grouping,
+            _ => self.place.window.grouping,
+        }
     }
 
     /// Reads these events once more, given by their seqs, in this order. Those that are gone or not wanted any more are left out.
@@ -225,7 +264,7 @@ impl Reader {
 
     /// Whether every event of the stream is wanted, as it is and by itself.
     pub(crate) fn takes_all(&self) -> bool {
-        self.shaping.is_none() && self.want.takes_all() && self.grouping == Grouping::Event
+        self.shaping.is_none() && self.want.takes_all() && self.grouping() == Grouping::Event
     }
 
     /// Whether the sink leaves events out.
@@ -258,7 +297,7 @@ impl Reader {
             }
             group.events.push(one);
         }
-        if !is_within(self.place.mark) {
+        if !self.place.mark.is_within() {
             self.close(spi, group, true, entries);
         } else if group.events.len() >= self.batch_size {
             self.close(spi, group, false, entries);
@@ -267,7 +306,7 @@ impl Reader {
 
     /// Makes an entry of a group; `complete` if no more of its transaction is to come.
     fn close(&self, spi: &Spi, group: &mut Group, complete: bool, entries: &mut Vec<Entry>) {
-        if self.chooses() {
+        if self.want.text && self.chooses() {
             self.number(spi, group, complete);
         }
         let mut events = std::mem::take(&mut group.events).into_iter();
@@ -318,11 +357,6 @@ impl Reader {
     }
 }
 
-/// Whether a mark lies within a transaction.
-pub(super) fn is_within(mark: Mark) -> bool {
-    mark.seq < mark.group
-}
-
 /// Events of one transaction that go into one entry, as far as they have been read.
 struct Group {
     events: Vec<Shaped>,
@@ -342,7 +376,7 @@ impl Group {
         let numbered = numbered.filter(|numbered| numbered.upto == mark);
         Self {
             events: Vec::new(),
-            last: if is_within(mark) { mark.group } else { 0 },
+            last: if mark.is_within() { mark.group } else { 0 },
             behind: mark.seq,
             index: numbered.map(|numbered| numbered.index),
             count: numbered.map(|numbered| numbered.count),

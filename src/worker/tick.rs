@@ -63,6 +63,9 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
     let mut delivered = 0;
     course.retry_now();
     course.fill(spi, &horizon, &mut floors);
+    while course.goes_on() {
+        course.fill(spi, &horizon, &mut floors);
+    }
     course.fill_redelivery(spi);
     match course.target {
         Target::Function(_) => {

@@ -3,14 +3,14 @@
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use crate::dispatch::Pattern;
+use crate::dispatch::{Grouping, Pattern};
 use crate::pg::error::Complaint;
 use crate::pg::security::{self, Path, as_extension};
 use crate::pg::spi::{Arg, connected};
 use crate::pg::{catalog, expression, transaction};
 use crate::sinks::{self as kinds, Config};
 use crate::store::events;
-use crate::store::sinks::{Grouping, SinkRow};
+use crate::store::sinks::SinkRow;
 use crate::store::streams;
 use crate::worker::function::{self, Returns};
 use crate::worker::shaping;
@@ -55,14 +55,10 @@ pub(in crate::api) fn checked_topics(
 }
 
 pub(super) fn checked_grouping(grouping: &str) -> Result<Grouping, Complaint> {
-    match grouping {
-        "event" => Ok(Grouping::Event),
-        "transaction" => Ok(Grouping::Transaction),
-        other => Err(
-            Complaint::bad_argument(format!("grouping {other:?} is not known"))
-                .detail("It is event or transaction."),
-        ),
-    }
+    Grouping::named(grouping).ok_or_else(|| {
+        Complaint::bad_argument(format!("grouping {grouping:?} is not known"))
+            .detail("It is event or transaction.")
+    })
 }
 
 /// Checks what a sink is made of; fills in what `function` refers to.

@@ -10,6 +10,7 @@ pub(super) use self::checks::checked_topics;
 use self::checks::{Code, check, checked_grouping, may_hand_secret, may_use_files};
 use self::start::starting_place;
 pub(super) use self::start::tail;
+use crate::dispatch::Grouping;
 use crate::pg::call::Arguments;
 use crate::pg::catalog;
 use crate::pg::error::{Complaint, OrRaise};
@@ -17,7 +18,7 @@ use crate::pg::security::{self, as_extension};
 use crate::pg::spi::connected;
 use crate::pg::statement::{self, Holder};
 use crate::sinks::ConfigError;
-use crate::store::sinks::{self, Grouping, NewSink, SinkRow};
+use crate::store::sinks::{self, NewSink, SinkRow};
 use crate::store::{cursors, parked, rebase, streams};
 
 impl From<ConfigError> for Complaint {

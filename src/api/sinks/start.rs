@@ -1,11 +1,10 @@
 //! Where a new sink begins to read.
 
-use crate::dispatch::{Floors, Place, Snapshot, Window};
+use crate::dispatch::{Floors, Grouping, Place, Snapshot, Window};
 use crate::envelope::Position;
 use crate::pg::error::Complaint;
 use crate::pg::spi::Spi;
 use crate::store::histories;
-use crate::store::sinks::Grouping;
 use crate::store::streams::Stream;
 use crate::store::transactions;
 
@@ -82,6 +81,11 @@ fn behind(spi: &Spi, stream: &Stream, grouping: Grouping, position: Position) ->
     }
     Place {
         mark: transactions::mark_of(spi, stream, grouping, position),
-        ..Place::at_start_of(window.next(snapshot.below(position.txid + 1), horizon.last_seq, None))
+        ..Place::at_start_of(window.next(
+            grouping,
+            snapshot.below(position.txid + 1),
+            horizon.last_seq,
+            None,
+        ))
     }
 }

@@ -9,7 +9,7 @@ use pgrx::PgSqlErrorCode;
 use super::super::{entry::Entry, now, until};
 use super::{Course, Delivery, Target};
 use crate::dispatch::{
-    Failure, Fate, Floors, Health, Item, Mark, Outcome, Place, Refusal, Settled, Step, Time,
+    Failure, Fate, Floors, Health, Item, Outcome, Place, Refusal, Settled, Step, Time,
 };
 use crate::envelope::Event;
 use crate::pg::error::Complaint;
@@ -18,7 +18,7 @@ use crate::settings;
 use crate::sinks::{Batch, Watch};
 use crate::store::cursors::Save;
 use crate::store::events;
-use crate::store::sinks::{self, Grouping};
+use crate::store::sinks;
 use crate::store::streams::{self, Horizon};
 
 /// What is to be handed over.
@@ -110,16 +110,7 @@ impl Course {
         if range.start > 0 || !self.parking().is_empty() {
             return None;
         }
-        let place = self.entries(range).last()?.place();
-        Some(match self.sink.grouping {
-            // Here a later event may have a smaller number, and a destination that is told a place goes by that: only what is
-            // before the window is behind it for certain.
-            Grouping::Transaction if place.mark != Mark::END => Place {
-                mark: Mark::default(),
-                ..place
-            },
-            _ => place,
-        })
+        Some(self.entries(range).last()?.place())
     }
 
     /// Whether a report belongs to the delivery in flight.
@@ -217,7 +208,9 @@ impl Course {
 
     /// When the course wants the next look, apart from reports and commits.
     pub(crate) fn due(&self, at: Time) -> Option<Duration> {
-        if self.is_ready(at) || self.wants_to_verify() {
+        // A function's passes follow one another anyway.
+        let goes_on = self.goes_on && matches!(self.target, Target::Network);
+        if self.is_ready(at) || self.wants_to_verify() || goes_on {
             return Some(Duration::ZERO);
         }
         if self.called_off {

@@ -85,6 +85,8 @@ pub(crate) struct Course {
     misshapen: bool,
     /// It is to have a process of its own, and reads nothing more here.
     leaving: bool,
+    /// The last read was not enough to find out what comes next.
+    goes_on: bool,
     /// There may be more to read without anything new having been committed.
     pub(crate) has_more: bool,
 }
@@ -212,6 +214,7 @@ impl Course {
             unfit: None,
             misshapen: false,
             leaving: false,
+            goes_on: false,
             has_more: true,
             ahead: memory.ahead,
             saved_health,

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use super::super::{entry::Entry, now, parking::Parking};
 use super::{Course, Handover, Target};
-use crate::dispatch::{Fate, Health, Isolation, Outcome, Time};
+use crate::dispatch::{Fate, Grouping, Health, Isolation, Mark, Outcome, Time};
 use crate::pg::spi::Spi;
 use crate::sinks::Came;
-use crate::store::sinks::Grouping;
 
 /// While somebody else holds the stream's table.
 const TABLE_RETRY: Duration = Duration::from_millis(100);
@@ -23,7 +22,10 @@ impl Course {
 
     /// To be called before the engine decides on something.
     pub(super) fn isolate(&mut self) {
-        let by_key = self.sink.isolation == "key" && self.parking.has_room();
+        // What is left of a window that is read by transactions is not parted into keys.
+        let in_transactions =
+            self.settled.window.grouping == Grouping::Transaction && self.settled.mark != Mark::END;
+        let by_key = self.sink.isolation == "key" && !in_transactions && self.parking.has_room();
         self.engine.set_isolation(if by_key {
             Isolation::Key
         } else {
@@ -34,7 +36,7 @@ impl Course {
     /// Whether what is parked leaves room for more of the stream. Whole transactions, of which each may be about many keys, are not
     /// told apart by them: those wait until nothing is parked any more.
     pub(super) fn may_read_on(&self) -> bool {
-        let room = match self.sink.grouping {
+        let room = match self.reader.grouping() {
             Grouping::Event => self.parking.has_room(),
             Grouping::Transaction => self.parking.is_empty(),
         };

@@ -9,6 +9,7 @@ use crate::store::streams::Horizon;
 impl Course {
     /// Reads ahead, as much as the engine wants. Returns how many rows it has passed.
     pub(crate) fn fill(&mut self, spi: &Spi, horizon: &Horizon, floors: &mut Floors) -> usize {
+        self.goes_on = false;
         if self.is_to_be_shaped_anew() {
             self.begin_anew();
         }
@@ -33,6 +34,7 @@ impl Course {
             }
         }
         self.has_more = reading.more;
+        self.goes_on = reading.more && reading.passed == 0;
         for entry in reading.entries {
             self.push(entry);
         }
@@ -51,6 +53,11 @@ impl Course {
             let settled = self.engine.push(entry);
             self.settle(settled);
         }
+    }
+
+    /// Whether the last read was not enough to find out what comes next, and a further one may be.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.goes_on
     }
 
     /// Whether a read now could bring something.

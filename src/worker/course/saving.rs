@@ -181,6 +181,7 @@ impl Course {
     /// A transaction begins: nothing has been written in it yet.
     pub(crate) fn begin(&mut self) {
         self.saving = false;
+        self.goes_on = false;
     }
 
     /// The transaction has committed. True if the course has lost its sink.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::dispatch::{Floors, Mark, Pattern, Place, Snapshot};
+use crate::dispatch::{Floors, Grouping, Mark, Pattern, Place, Snapshot};
 use crate::envelope::{Position, write_cloudevent};
 use crate::pg::lock;
 use crate::pg::spi::Spi;
@@ -93,7 +93,7 @@ impl FanOut {
         };
         if place.mark == Mark::END {
             let floors = floors.entry(stream.oid).or_default();
-            match horizon.window_after(&place.window, floors) {
+            match horizon.window_after(&place.window, Grouping::Event, floors) {
                 Some(window) => place = Place::at_start_of(window),
                 None => {
                     self.more = false;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::*;
-use crate::dispatch::{Failure, Mark, Place, Snapshot, Window};
+use crate::dispatch::{Failure, Grouping, Mark, Place, Snapshot, Window};
 use crate::sinks::Origin;
 use crate::sinks::checkpoint::{Reached, Witness};
 
@@ -23,7 +23,7 @@ fn origin() -> Arc<Origin> {
 fn place(seq: i64) -> Place {
     let done = Window::empty(Snapshot::empty(), 0);
     Place {
-        window: Arc::new(done.next(Snapshot::before(900), 99, None)),
+        window: Arc::new(done.next(Grouping::Event, Snapshot::before(900), 99, None)),
         mark: Mark { group: seq, seq },
     }
 }

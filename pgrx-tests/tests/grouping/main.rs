@@ -1,6 +1,10 @@
 //! Whole transactions: `grouping => 'transaction'`.
 
+#[path = "../scene/mod.rs"]
 mod scene;
+
+mod altering;
+mod large;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
