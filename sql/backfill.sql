@@ -34,7 +34,7 @@ create function outbox.backfill_chunk(id bigint) returns text
 comment on function outbox.backfill_chunk(bigint) is
     'takes the next chunk of a backfill now: says taken, done, or waiting while the stream''s sinks are behind';
 
--- Ends those that cannot go on: whose table or sink is gone, or has another stream.
+-- Ends those that cannot go on: whose table or sink is gone, or has another stream. What somebody else holds is left for later.
 create function outbox.end_backfills() returns void
     language sql set search_path = pg_catalog, outbox, pg_temp
     begin atomic
@@ -47,7 +47,7 @@ create function outbox.end_backfills() returns void
                   from outbox.backfills r
                   left join outbox.captures c on c.relation = r.relation
                   left join outbox.sinks s on s.number = r.for_sink
-                 where r.state = 'running') p
+                 where r.state = 'running' for no key update of r skip locked) p
          where p.id = b.id and p.problem is not null and b.state = 'running';
     end;
 

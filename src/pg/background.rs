@@ -89,7 +89,10 @@ pub(crate) fn begin_dispatcher(database: pg_sys::Oid, sink: Option<&str>) {
     ] {
         set(name, value);
     }
-    for (name, value) in security::OUR_PLANNING {
+    for (name, value) in security::OUR_PLANNING
+        .into_iter()
+        .chain([security::OUR_PATIENCE])
+    {
         set_in_session(name, value);
     }
     match sink {
@@ -122,11 +125,6 @@ pub(crate) fn starter_lives() -> bool {
         };
         starter == 0 || libc::kill(starter, 0) == 0
     }
-}
-
-/// From now on nothing waits long for a lock: the worker is about to end.
-pub(crate) fn be_brief() {
-    set(c"lock_timeout", "1s");
 }
 
 /// A setting of the worker's own session, whatever the configuration says now or later.

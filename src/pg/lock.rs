@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
@@ -192,6 +193,30 @@ pub(crate) fn hold_table(table: u32) -> bool {
     let mode = pg_sys::AccessShareLock as i32;
     // SAFETY: a transaction is open; does not wait. A table that is gone can be locked like any other.
     unsafe { pg_sys::ConditionalLockRelationOid(pg_sys::Oid::from(table), mode) }
+}
+
+/// What a table is held for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    Reading,
+    Writing,
+}
+
+/// Holds tables of schema outbox until the open transaction ends; false if somebody holds one of them against that, or waits for it:
+/// an administrator who has altered, truncated or locked it, and has not committed yet.
+pub(crate) fn hold_ours(tables: &[&CStr], purpose: Use) -> bool {
+    let mode = match purpose {
+        Use::Reading => pg_sys::AccessShareLock,
+        Use::Writing => pg_sys::RowExclusiveLock,
+    };
+    // SAFETY: catalog look-ups in a transaction; locks are tried, and not waited for.
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), true);
+        tables.iter().all(|table| {
+            let table = pg_sys::get_relname_relid(table.as_ptr(), schema);
+            pg_sys::ConditionalLockRelationOid(table, mode.cast_signed())
+        })
+    }
 }
 
 /// Holds the extension against DROP EXTENSION until the open transaction ends; false if it is being dropped just now. Taken

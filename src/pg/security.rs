@@ -17,6 +17,9 @@ pub(super) const OUR_PLANNING: [(&CStr, &str); 4] = [
     (c"jit", "off"),
 ];
 
+/// How long a worker's own statements wait for a lock: for a moment of somebody else's, and not until an idle transaction ends.
+pub(super) const OUR_PATIENCE: (&CStr, &str) = (c"lock_timeout", "100ms");
+
 /// Puts user, security context and settings back when it goes out of scope after success. After an error the end of the
 /// (sub)transaction does the same.
 struct Back {
@@ -170,6 +173,7 @@ pub(crate) fn as_role<R>(role: pg_sys::Oid, path: Path, body: impl FnOnce() -> R
         for (name, _) in OUR_PLANNING {
             set_local_or_reset(name, None);
         }
+        set_local_or_reset(OUR_PATIENCE.0, None);
     }
     let restricted = back.context
         | pg_sys::SECURITY_LOCAL_USERID_CHANGE.cast_signed()

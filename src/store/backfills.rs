@@ -71,7 +71,11 @@ pub(crate) fn take(spi: &Spi, id: i64) -> Option<Backfill> {
     .first(backfill)
 }
 
-/// A chunk is taken. False if the backfill has been stopped meanwhile: then the chunk must be given up.
+/// What is updated: the backfill, if it runs, and nobody else is about to stop it.
+const FREE: &str =
+    "id = (select id from outbox.backfills where id = $1 and state = 'running' for no key update skip locked)";
+
+/// A chunk is taken. False if the backfill has been stopped meanwhile, or somebody is about to: then the chunk must be given up.
 pub(crate) fn advance(
     spi: &Spi,
     id: i64,
@@ -80,10 +84,12 @@ pub(crate) fn advance(
     done: bool,
 ) -> bool {
     let advanced = spi.write(
-        "update outbox.backfills
-            set position = coalesce($2, position), chunks = chunks + 1, rows = rows + $3, error = null,
-                state = case when $4 then 'done' else state end, updated_at = now()
-          where id = $1 and state = 'running'",
+        &format!(
+            "update outbox.backfills
+                set position = coalesce($2, position), chunks = chunks + 1, rows = rows + $3, error = null,
+                    state = case when $4 then 'done' else state end, updated_at = now()
+              where {FREE}"
+        ),
         &[
             Arg::I64(Some(id)),
             Arg::Texts(position),
@@ -97,7 +103,7 @@ pub(crate) fn advance(
 /// A chunk could not be taken.
 pub(crate) fn fail(spi: &Spi, id: i64, error: &str) {
     spi.write(
-        "update outbox.backfills set error = $2, updated_at = now() where id = $1 and state = 'running' and error is distinct from $2",
+        &format!("update outbox.backfills set error = $2, updated_at = now() where {FREE} and error is distinct from $2"),
         &[Arg::I64(Some(id)), Arg::Text(Some(error))],
     );
 }
@@ -105,7 +111,7 @@ pub(crate) fn fail(spi: &Spi, id: i64, error: &str) {
 /// It cannot go on.
 pub(crate) fn stop(spi: &Spi, id: i64, error: &str) {
     spi.write(
-        "update outbox.backfills set state = 'stopped', error = $2, updated_at = now() where id = $1 and state = 'running'",
+        &format!("update outbox.backfills set state = 'stopped', error = $2, updated_at = now() where {FREE}"),
         &[Arg::I64(Some(id)), Arg::Text(Some(error))],
     );
 }

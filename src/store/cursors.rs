@@ -138,7 +138,7 @@ pub(crate) enum Save {
     Moved,
     /// The cursor stands further on already, or is gone: somebody else holds the sink now, or it was dropped.
     Refused,
-    /// Not now: a transaction that is still open has dropped the sink.
+    /// Not now: a transaction that is still open changes or drops the sink, or its cursor.
     Postponed,
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn save(
 ) -> Save {
     match sinks::hold(spi, sink) {
         Hold::Held => {}
-        Hold::BeingDropped => return Save::Postponed,
+        Hold::Taken => return Save::Postponed,
         Hold::Gone => return Save::Refused,
     }
     let name = name_of(&sink.id);

@@ -49,39 +49,49 @@ pub(crate) fn queued(spi: &Spi, sink: &str, limit: i64) -> Vec<Queued> {
     })
 }
 
-/// A redelivered event is through: its letter goes.
-pub(crate) fn redelivered(spi: &Spi, sink: &str, position: Position) {
+/// Keeps a letter from being changed by anybody else until the transaction ends. False if somebody else holds it, or it is gone.
+pub(crate) fn hold(spi: &Spi, sink: &str, position: Position) -> bool {
     spi.write(
-        "delete from outbox.dead_letters where sink = $1 and txid = $2 and seq = $3",
-        &[
-            Arg::Text(Some(sink)),
-            Arg::Xid(position.txid),
-            Arg::I64(Some(position.seq)),
-        ],
+        "select from outbox.dead_letters where sink = $1 and txid = $2 and seq = $3 for update skip locked",
+        &[Arg::Text(Some(sink)), Arg::Xid(position.txid), Arg::I64(Some(position.seq))],
+    )
+    .count()
+        == 1
+}
+
+/// Does something to a letter, unless a transaction that is still open holds it: nothing waits for that. False if one does.
+fn settle(spi: &Spi, sql: &str, sink: &str, position: Position, error: Option<&str>) -> bool {
+    let sql = format!(
+        "with free as materialized (
+             select txid, seq from outbox.dead_letters where sink = $1 and txid = $2 and seq = $3 for update skip locked
+         ), settled as (
+             {sql} where d.sink = $1 and d.txid = f.txid and d.seq = f.seq
+         )
+         select $4 from outbox.dead_letters d where d.sink = $1 and d.txid = $2 and d.seq = $3 and not exists (select from free)"
     );
+    let args = [
+        Arg::Text(Some(sink)),
+        Arg::Xid(position.txid),
+        Arg::I64(Some(position.seq)),
+        Arg::Text(error),
+    ];
+    spi.write(&sql, &args).count() == 0
+}
+
+/// A redelivered event is through: its letter goes. False if somebody else holds it, as with the others.
+pub(crate) fn redelivered(spi: &Spi, sink: &str, position: Position) -> bool {
+    let sql = "delete from outbox.dead_letters d using free f";
+    settle(spi, sql, sink, position, None)
 }
 
 /// A redelivery failed. The letter stays queued: it may be for an outage.
-pub(crate) fn failed_again(spi: &Spi, sink: &str, position: Position, error: &str) {
-    spi.write(
-        "update outbox.dead_letters set error = $4, attempts = attempts + 1 where sink = $1 and txid = $2 and seq = $3",
-        &[
-            Arg::Text(Some(sink)),
-            Arg::Xid(position.txid),
-            Arg::I64(Some(position.seq)),
-            Arg::Text(Some(error)),
-        ],
-    );
+pub(crate) fn failed_again(spi: &Spi, sink: &str, position: Position, error: &str) -> bool {
+    let sql = "update outbox.dead_letters d set error = $4, attempts = d.attempts + 1 from free f";
+    settle(spi, sql, sink, position, Some(error))
 }
 
 /// Redeliveries failed although the sink is up: the letter stays, no longer queued.
-pub(crate) fn given_up(spi: &Spi, sink: &str, position: Position) {
-    spi.write(
-        "update outbox.dead_letters set redeliver_at = null where sink = $1 and txid = $2 and seq = $3",
-        &[
-            Arg::Text(Some(sink)),
-            Arg::Xid(position.txid),
-            Arg::I64(Some(position.seq)),
-        ],
-    );
+pub(crate) fn given_up(spi: &Spi, sink: &str, position: Position) -> bool {
+    let sql = "update outbox.dead_letters d set redeliver_at = null from free f";
+    settle(spi, sql, sink, position, None)
 }

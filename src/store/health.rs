@@ -28,12 +28,15 @@ pub(crate) fn load(spi: &Spi, sink: &str) -> Option<Health> {
     })
 }
 
-/// Writes how a sink is doing. One that was dropped has no health, also while the transaction that drops it is open: this waits for
-/// nobody.
+/// Writes how a sink is doing. One that was dropped has no health, also while the transaction that drops it is open, and what somebody
+/// else holds stays as it is: this waits for nobody.
 pub(crate) fn save(spi: &Spi, sink: &str, health: &Health) {
     spi.write(
         "insert into outbox.sink_health as h (sink, state, attempts, last_error, next_attempt_at, checkpoint)
-         select s.id, $2, $3, $4, $5, $6 from outbox.sinks s where s.id = $1 for key share skip locked
+         select s.id, $2, $3, $4, $5, $6 from outbox.sinks s where s.id = $1
+            and (not exists (select from outbox.sink_health t where t.sink = $1)
+                 or exists (select from (select from outbox.sink_health t where t.sink = $1 for no key update skip locked) free))
+            for key share of s skip locked
          on conflict (sink) do update
             set state = excluded.state, attempts = excluded.attempts, last_error = excluded.last_error,
                 next_attempt_at = excluded.next_attempt_at, checkpoint = excluded.checkpoint, updated_at = clock_timestamp()",

@@ -83,8 +83,11 @@ pub(crate) fn step(
                     select from outbox.cursors c
                      where c.stream = $1
                        and not {passed})
+         ), free as materialized (
+             -- What somebody else is about to change or to remove himself is left for later.
+             select d.seq from passed p join {relation} d on d.seq = p.seq for update of d skip locked
          ), gone as (
-             delete from {relation} d using passed p where d.seq = p.seq returning d.txid, d.seq
+             delete from {relation} d using free f where d.seq = f.seq returning d.txid, d.seq
          ), remembered as (
              update outbox.streams s set gone_txid = l.txid, gone_seq = l.seq
                from (select g.txid, g.seq from gone g order by g.txid desc, g.seq desc limit 1) l

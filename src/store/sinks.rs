@@ -115,21 +115,23 @@ pub(crate) fn named_to_change(spi: &Spi, id: &str) -> Option<SinkRow> {
 pub(crate) enum Hold {
     /// It is there, and stays so until the transaction ends.
     Held,
-    /// A transaction that is still open has dropped it.
-    BeingDropped,
+    /// A transaction that is still open changes or drops it, or its cursor.
+    Taken,
     /// It is gone, or is another one of its id.
     Gone,
 }
 
-/// Keeps a sink from being dropped until the transaction ends. Never waits: whoever drops it may take his time to commit.
+/// Keeps a sink from being dropped, and its cursor from being moved by others, until the transaction ends. Never waits: whoever drops it
+/// may take his time to commit.
 pub(crate) fn hold(spi: &Spi, sink: &SinkRow) -> Hold {
     let args = [Arg::I32(Some(sink.number)), Arg::Text(Some(&sink.id))];
     let is_there = "select from outbox.sinks where number = $1 and id = $2";
-    let held = format!("{is_there} for key share skip locked");
-    if spi.write(&held, &args).count() == 1 {
+    let held = "select from outbox.sinks s join outbox.cursors c on c.name = 'sink:' || s.id where s.number = $1 and s.id = $2
+                   for key share of s skip locked for no key update of c skip locked";
+    if spi.write(held, &args).count() == 1 {
         Hold::Held
     } else if spi.write(is_there, &args).count() == 1 {
-        Hold::BeingDropped
+        Hold::Taken
     } else {
         Hold::Gone
     }
@@ -148,7 +150,7 @@ pub(crate) fn may_be_held(spi: &Spi, sink: &SinkRow) -> bool {
     let by_another = touched
         .and_then(|xid| u32::try_from(xid).ok())
         .is_some_and(catalog::is_running);
-    !by_another || hold(spi, sink) != Hold::BeingDropped
+    !by_another || hold(spi, sink) != Hold::Taken
 }
 
 /// Whether a sink is there, as the open transaction sees it.

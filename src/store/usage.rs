@@ -58,10 +58,11 @@ pub(crate) fn set_recorder(spi: &Spi, recorder: Option<Recorder>) {
     };
 }
 
-/// Says why windows are left unrecorded, or that none are.
+/// Says why windows are left unrecorded, or that none are; unless somebody is about to register another recorder.
 pub(crate) fn tell(spi: &Spi, error: Option<&str>) {
     spi.write(
-        "update outbox.usage_recorder set last_error = $1, updated_at = clock_timestamp() where last_error is distinct from $1",
+        "update outbox.usage_recorder set last_error = $1, updated_at = clock_timestamp()
+          where single = (select single from outbox.usage_recorder where last_error is distinct from $1 for no key update skip locked)",
         &[Arg::Text(error)],
     );
 }

@@ -20,6 +20,9 @@ use crate::store::streams::{Horizon, Stream};
 /// At most one NOTIFY a stream in this time: commits with a NOTIFY wait for each other.
 const GAP: Duration = Duration::from_millis(20);
 
+/// What could not be told, for somebody holds the table or another commit that notifies takes long, is told then.
+const UNTOLD_RETRY: Duration = Duration::from_secs(1);
+
 #[derive(Default)]
 pub(super) struct Announcements {
     next: Option<Instant>,
@@ -75,14 +78,18 @@ impl Announcements {
         self.next = Some(now + GAP);
         for (oid, (stream, horizon)) in std::mem::take(&mut self.pending) {
             let floors = floors.entry(oid).or_default();
-            if let Some(told) = self.told.get_mut(&oid) {
-                tell(&stream, &horizon, told, floors);
+            if let Some(told) = self.told.get_mut(&oid)
+                && !tell(&stream, &horizon, told, floors)
+            {
+                self.pending.insert(oid, (stream, horizon));
+                self.next = Some(now + UNTOLD_RETRY);
             }
         }
     }
 }
 
-fn tell(stream: &Stream, horizon: &Horizon, told: &mut Told, floors: &mut Floors) {
+/// False if that has to wait.
+fn tell(stream: &Stream, horizon: &Horizon, told: &mut Told, floors: &mut Floors) -> bool {
     let mut after = told.clone();
     let window = horizon.window_after(&told.window, Grouping::Event, floors);
     if let Some(window) = &window {
@@ -94,7 +101,6 @@ fn tell(stream: &Stream, horizon: &Horizon, told: &mut Told, floors: &mut Floors
     }
     if settings::notify() {
         let written = in_transaction(|spi| {
-            // Whoever holds the table keeps this for a later look.
             if !lock::hold_table(stream.oid) {
                 return false;
             }
@@ -117,13 +123,14 @@ fn tell(stream: &Stream, horizon: &Horizon, told: &mut Told, floors: &mut Floors
         });
         match written {
             Ok(Some(true)) => {}
-            Ok(_) => return,
+            Ok(_) => return false,
             Err(error) => {
                 let what = "listeners could not be notified";
                 transaction::log(PgLogLevel::WARNING, what, &error);
-                return;
+                return false;
             }
         }
     }
     *told = after;
+    true
 }

@@ -110,8 +110,7 @@ impl Backfilling {
             time: LIMIT,
             culprit: Culprit::Backfill(id),
         };
-        let taken = in_transaction(|spi| {
-            spi.write("set local lock_timeout = '500ms'", &[]);
+        let taken = in_transaction(|_| {
             timeout::within(Some(limit), || backfill::chunk(id, most))
         });
         let expired = timeout::take_expired();

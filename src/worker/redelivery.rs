@@ -4,11 +4,14 @@
 //! letter, or an event of the stream, shows that the sink is up.
 
 use std::collections::BTreeSet;
+use std::ffi::CStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::now;
 use crate::dispatch::{Checkpoint, Engine, Failure, Fate, Item, Outcome, Settled, Step, Time};
 use crate::envelope::{Event, Position, read_cloudevent};
+use crate::pg::lock::{self, Use};
 use crate::pg::spi::Spi;
 use crate::settings;
 use crate::sinks::Came;
@@ -16,6 +19,15 @@ use crate::store::dead_letters::{self, Queued};
 
 /// How many queued letters are looked at: enough to choose a neighbour from.
 const LOOK_AHEAD: i64 = 32;
+
+const TABLE: &[&CStr] = &[c"dead_letters"];
+
+/// While somebody else's open transaction holds letters, or their table.
+const HELD_RETRY: Duration = Duration::from_millis(200);
+
+fn after_a_while() -> Time {
+    Time(now().0 + u64::try_from(HELD_RETRY.as_millis()).unwrap_or(0))
+}
 
 /// Serials of redeliveries, told apart from those of the stream.
 const SERIALS: u64 = 1 << 63;
@@ -28,6 +40,10 @@ pub(crate) struct Redelivery {
     in_flight: Option<u64>,
     serial: u64,
     news: Vec<News>,
+    /// Of the news, what the last save could not write, for others hold the letters.
+    held: Vec<News>,
+    /// Nothing is read or written before.
+    rests_until: Time,
     /// Set when dead letters may have been queued, or discarded, that are not known here.
     look: bool,
 }
@@ -43,6 +59,7 @@ impl Item for Letter {
 }
 
 /// What is to be written of a letter.
+#[derive(Clone)]
 enum News {
     Failed { position: Position, error: String },
     Through(Position),
@@ -61,6 +78,8 @@ impl Redelivery {
             in_flight: None,
             serial: 0,
             news: Vec::new(),
+            held: Vec::new(),
+            rests_until: Time(0),
             look: true,
         }
     }
@@ -77,12 +96,20 @@ impl Redelivery {
 
     /// Whether a read could find one.
     pub(crate) fn wants_to_look(&self) -> bool {
+        self.wants_to_look_later() && self.rests_until <= now()
+    }
+
+    fn wants_to_look_later(&self) -> bool {
         self.look && self.in_flight.is_none() && self.news.is_empty()
     }
 
     /// Reads which letters are queued.
     pub(crate) fn fill(&mut self, spi: &Spi, sink: &str) {
         if !self.wants_to_look() {
+            return;
+        }
+        if !lock::hold_ours(TABLE, Use::Reading) {
+            self.rests_until = after_a_while();
             return;
         }
         self.look = false;
@@ -122,6 +149,21 @@ impl Redelivery {
         let serial = SERIALS | self.serial;
         self.in_flight = Some(serial);
         Some((serial, Arc::new(event)))
+    }
+
+    /// Keeps the letters in view from being changed by anybody else until the transaction ends: for a delivery that must not be made if
+    /// what it comes to cannot be written. False if somebody else holds one, or has discarded it.
+    pub(crate) fn hold(&mut self, spi: &Spi, sink: &str) -> bool {
+        let held = lock::hold_ours(TABLE, Use::Writing)
+            && self
+                .known
+                .iter()
+                .all(|position| dead_letters::hold(spi, sink, *position));
+        if !held {
+            self.look = true;
+            self.rests_until = after_a_while();
+        }
+        held
     }
 
     pub(crate) fn awaits(&self, serial: u64) -> bool {
@@ -170,34 +212,50 @@ impl Redelivery {
         self.engine.sink_is_up();
     }
 
-    pub(crate) fn has_news(&self) -> bool {
-        !self.news.is_empty()
+    /// When something is to be written, if there is anything.
+    pub(crate) fn save_due(&self) -> Option<Time> {
+        (!self.news.is_empty()).then_some(self.rests_until)
     }
 
-    pub(crate) fn save(&self, spi: &Spi, sink: &str) {
+    /// Writes what is new, but for what others hold. It counts once the transaction has committed: [`Redelivery::saved`].
+    pub(crate) fn save(&mut self, spi: &Spi, sink: &str) {
+        self.held.clear();
+        if self.news.is_empty() {
+            return;
+        }
+        if self.rests_until > now() || !lock::hold_ours(TABLE, Use::Writing) {
+            self.held.clone_from(&self.news);
+            return;
+        }
         for news in &self.news {
-            match news {
+            let written = match news {
                 News::Failed { position, error } => {
-                    dead_letters::failed_again(spi, sink, *position, error);
+                    dead_letters::failed_again(spi, sink, *position, error)
                 }
                 News::Through(position) => dead_letters::redelivered(spi, sink, *position),
                 News::GivenUp(position) => dead_letters::given_up(spi, sink, *position),
+            };
+            if !written {
+                self.held.push(news.clone());
             }
         }
     }
 
     /// What was saved is committed.
     pub(crate) fn saved(&mut self) {
-        self.look |= !self.news.is_empty();
-        self.news.clear();
+        self.look |= self.held.len() < self.news.len();
+        self.news = std::mem::take(&mut self.held);
+        if !self.news.is_empty() {
+            self.rests_until = self.rests_until.max(after_a_while());
+        }
     }
 
     /// When it wants the next look.
     pub(crate) fn due(&self) -> Option<Time> {
-        if self.wants_to_look() {
-            return Some(Time(0));
+        if self.wants_to_look_later() {
+            return Some(self.rests_until);
         }
-        let waits = self.in_flight.is_none() && !self.engine.is_empty();
+        let waits = self.in_flight.is_none() && self.news.is_empty() && !self.engine.is_empty();
         waits.then(|| self.engine.next_attempt_at().unwrap_or(Time(0)))
     }
 }

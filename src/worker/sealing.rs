@@ -14,6 +14,8 @@ use crate::store::streams::{Horizon, Shape, Stream};
 /// At most one look in this time.
 const GAP: Duration = Duration::from_millis(500);
 
+const AFTER_ERROR: Duration = Duration::from_secs(5);
+
 #[derive(Default)]
 pub(super) struct Sealing {
     sealed: Option<Snapshot>,
@@ -47,6 +49,7 @@ impl Sealing {
             Ok(Some(false)) => self.sealed = self.seen.take(),
             Ok(None) => {}
             Err(error) => {
+                self.next = Some(now + AFTER_ERROR);
                 let what = "the audit trail could not be sealed";
                 transaction::log(PgLogLevel::WARNING, what, &error);
             }

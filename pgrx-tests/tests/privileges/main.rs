@@ -5,6 +5,7 @@ mod scene;
 
 mod each_privilege;
 mod granting;
+mod open;
 mod whole_schema;
 
 use std::collections::BTreeSet;

@@ -344,7 +344,10 @@ impl Course {
         if self.unfit.is_some() {
             return false;
         }
-        if let Some((_, event)) = self.next_redelivery() {
+        let redelivers = self.is_flowing()
+            && self.redelivery.due().is_some_and(|due| due <= now())
+            && self.redelivery.hold(spi, &self.sink.id);
+        if redelivers && let Some((_, event)) = self.next_redelivery() {
             let outcome = call.deliver(
                 spi,
                 &[events::to_record(spi, &self.reader.stream, &event)],

@@ -6,7 +6,7 @@ use super::super::{entry::Entry, memory::Memory, now};
 use super::{Course, Target};
 use crate::dispatch::{Health as State, Time};
 use crate::envelope::write_cloudevent;
-use crate::pg::lock;
+use crate::pg::lock::{self, Use};
 use crate::pg::spi::Spi;
 use crate::store::cursors::{self, Save};
 use crate::store::dead_letters::{self, DeadLetter};
@@ -105,13 +105,26 @@ impl Course {
     }
 
     fn unpostponed_save_due(&self) -> Option<Time> {
-        if !self.unsaved.dead.is_empty()
-            || self.health_to_save().is_some()
-            || self.redelivery.has_news()
-        {
+        if !self.unsaved.dead.is_empty() || self.health_to_save().is_some() {
             return Some(Time(0));
         }
-        self.unsaved.since.map(after_a_while)
+        let stream = self.unsaved.since.map(after_a_while);
+        stream.into_iter().chain(self.redelivery.save_due()).min()
+    }
+
+    /// Holds the tables that a save is about to write to. False if somebody else holds one of them.
+    fn hold_tables(&self) -> bool {
+        let cursor = self.unsaved.since.is_some();
+        let tables = [
+            (true, c"sinks"),
+            (cursor, c"cursors"),
+            (cursor && !self.unsaved.dead.is_empty(), c"dead_letters"),
+            (cursor && self.parking().has_news(), c"parked"),
+            (self.health_to_save().is_some(), c"sink_health"),
+        ];
+        let written = tables.into_iter().filter(|(is_written, _)| *is_written);
+        let written = written.map(|(_, table)| table).collect::<Vec<_>>();
+        lock::hold_ours(&written, Use::Writing)
     }
 
     /// Writes cursor, dead letters and health. Refused if the sink is somebody else's now, or gone. What is written counts once
@@ -119,6 +132,8 @@ impl Course {
     pub(crate) fn save(&mut self, spi: &Spi) -> Save {
         let saved = if !lock::holds_lease(self.sink.number) {
             Save::Refused
+        } else if !self.hold_tables() {
+            Save::Postponed
         } else if self.unsaved.since.is_some() {
             let pair = cursors::pair_of(&self.settled, Some(self.greatest));
             let delivered = self.unsaved.delivered;
@@ -128,7 +143,7 @@ impl Course {
         } else {
             match sinks::hold(spi, &self.sink) {
                 Hold::Held => Save::Moved,
-                Hold::BeingDropped => Save::Postponed,
+                Hold::Taken => Save::Postponed,
                 Hold::Gone => Save::Refused,
             }
         };
@@ -163,8 +178,8 @@ impl Course {
         Save::Moved
     }
 
-    /// The sink is being dropped by a transaction that is still open: if that is rolled back, all goes on.
-    pub(super) fn postpone(&mut self) {
+    /// A transaction that is still open changes or drops the sink, or holds what is to be written: once that has ended, all goes on.
+    pub(crate) fn postpone(&mut self) {
         self.postponed = Some(after_a_while(now()));
     }
 

@@ -122,7 +122,6 @@ pub(crate) fn main(database: pg_sys::Oid, only: Option<String>) -> ! {
     let mut dispatcher = Dispatcher::new(only);
     let end = dispatcher.run();
     latch::end_in_order();
-    background::be_brief();
     dispatcher.call_off();
     dispatcher.await_reports();
     dispatcher.save_all();

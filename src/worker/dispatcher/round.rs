@@ -1,6 +1,7 @@
 //! The short transaction of each round: look at what changed, read ahead, save what is due.
 
 use std::collections::BTreeMap;
+use std::ffi::CStr;
 use std::time::{Duration, Instant};
 
 use pgrx::PgLogLevel;
@@ -12,10 +13,14 @@ use super::{Dispatcher, End, LONGEST_LOOK_GAP, LOOK_GAP, Seen, UNWOKEN_POLL};
 use crate::dispatch::{Floors, Time};
 use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
-use crate::pg::{background, catalog, lock, shmem, transaction};
+use crate::pg::lock::{self, Use};
+use crate::pg::{background, catalog, shmem, transaction};
 use crate::settings;
 use crate::store::streams::{self, Stream};
 use crate::store::{rebase, sinks};
+
+/// What a look reads.
+const LOOKED_AT: &[&CStr] = &[c"clusters", c"streams", c"sinks", c"secrets", c"cursors"];
 
 impl Dispatcher {
     /// Whether a look can find anything that the last one did not.
@@ -81,6 +86,12 @@ impl Dispatcher {
                 self.look_at_all();
                 self.check_cursors = true;
                 self.held = true;
+                return None;
+            }
+            // Nothing can be seen as long as an administrator holds what says what is to be delivered where.
+            self.held = look && !lock::hold_ours(LOOKED_AT, Use::Reading);
+            if self.held {
+                self.stale = true;
                 return None;
             }
             background::relax_commit();

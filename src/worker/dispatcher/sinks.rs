@@ -1,6 +1,7 @@
 //! Which sinks a dispatcher serves: takes those that are new or changed, lets go of those that are not its own any more, and sets
 //! aside those that cannot run.
 
+use std::ffi::CStr;
 use std::time::Duration;
 
 use pgrx::{PgLogLevel, PgSqlErrorCode};
@@ -14,13 +15,17 @@ use crate::dispatch::Time;
 use crate::pg::culprits::{self, Culprit};
 use crate::pg::error::PgError;
 use crate::pg::spi::{Spi, connected};
-use crate::pg::{catalog, lock, transaction};
+use crate::pg::lock::{self, Use};
+use crate::pg::{catalog, transaction};
 use crate::settings;
 use crate::store::health::{self, Health};
 use crate::store::sinks::{self, Version};
 
 /// Why a sink rests whose code has ended the process that ran it.
 const STUBBORN: &str = "its filter, transform or function took too long and did not end when it was cancelled, so its process was ended";
+
+/// What tells where a sink stands.
+const TAKEN_FROM: &[&CStr] = &[c"cursors", c"sink_health", c"parked"];
 
 impl Dispatcher {
     pub(super) fn reconcile(&mut self, spi: &Spi, versions: &[Version]) {
@@ -88,6 +93,10 @@ impl Dispatcher {
     }
 
     pub(super) fn take(&mut self, spi: &Spi, version: &Version, changed: bool) {
+        if !lock::hold_ours(TAKEN_FROM, Use::Reading) {
+            self.wait_for(version, LEASE_RETRY, 0);
+            return;
+        }
         match Course::take(spi, version, lock::take_lease) {
             Taken::Course(mut course) => {
                 if self.waiting.remove(&version.id).is_some() || changed {
@@ -151,6 +160,9 @@ impl Dispatcher {
             .saturating_mul(1 << failures.min(20))
             .min(settings::retry_max());
         self.wait_for(version, wait, failures);
+        if !lock::hold_ours(&[c"sinks", c"sink_health"], Use::Writing) {
+            return;
+        }
         if health::load(spi, id).is_none_or(|health| health.last_error.as_deref() != Some(problem))
         {
             pgrx::warning!("pg_outbox: sink \"{id}\" cannot run: {problem}");
@@ -171,9 +183,21 @@ impl Dispatcher {
         );
     }
 
-    /// After an error in the course's own transaction. A cancel request is no fault of the sink's.
-    pub(super) fn fail(&mut self, course: Course, error: &PgError) {
-        if error.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
+    /// After an error in the course's own transaction. A cancel request is no fault of the sink's, nor is a lock that somebody else holds.
+    pub(super) fn fail(&mut self, mut course: Course, error: &PgError) {
+        if error.code == PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE {
+            match course.target {
+                Target::Network => {
+                    course.postpone();
+                    self.courses.insert(course.sink.id.clone(), course);
+                }
+                // What was called is undone, and what it came to must be forgotten.
+                Target::Function(_) => {
+                    self.let_go(&course);
+                    self.wait_for(&course.version().clone(), LEASE_RETRY, 0);
+                }
+            }
+        } else if error.code == PgSqlErrorCode::ERRCODE_QUERY_CANCELED {
             self.let_go(&course);
             self.look_at_all();
         } else {
