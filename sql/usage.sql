@@ -21,12 +21,12 @@ create index usage_windows_unrecorded on outbox.usage_windows (window_end, idemp
 create table outbox.usage_dead_letters (
     idempotency_key text primary key,
     "window"        jsonb not null,
-    code            text not null,
+    code            text,
     message         text not null,
     dead_at         timestamptz not null default clock_timestamp()
 );
-comment on table outbox.usage_dead_letters is 'windows that the recorder refused, alone, with an error of their own';
-comment on column outbox.usage_dead_letters.code is 'the SQLSTATE that the recorder raised';
+comment on table outbox.usage_dead_letters is 'windows that the recorder refused: by an error that each of them raised alone, or in so many words';
+comment on column outbox.usage_dead_letters.code is 'the SQLSTATE that the recorder raised; null if it said dead-lettered';
 
 -- At most one: two would bill everything twice.
 create table outbox.usage_recorder (
@@ -80,6 +80,7 @@ begin
     values (allocation, window_start, window_start + window_length, meter, quantity, wanted_tenant, key)
         on conflict on constraint usage_windows_pkey do update set quantity = w.quantity + excluded.quantity
          where w.outcome is null and w.meter = excluded.meter and w.tenant is not distinct from excluded.tenant
+           and (w.window_start, w.window_end) = (excluded.window_start, excluded.window_end)
     returning * into held;
     if found then
         return key;
@@ -89,19 +90,24 @@ begin
         raise exception 'usage window % is recorded already', key
             using errcode = '55000', detail = format('Its outcome is %s.', held.outcome), hint = 'Late usage goes into a later window.';
     end if;
+    if (held.window_start, held.window_end) <> (window_start, window_start + window_length) then
+        raise exception 'usage window % has another start or length', key
+            using errcode = '22023', detail = format('It goes from %s to %s.', held.window_start, held.window_end);
+    end if;
     raise exception 'usage window % is of another meter or tenant', key
         using errcode = '22023', detail = 'An allocation has one meter and one tenant in a window.';
 end $$;
 comment on function outbox.record_usage(text, timestamptz, text, numeric, text, interval) is
     'adds to what an allocation used in a window, in the calling transaction, and returns the window''s idempotency key. tenant defaults to the '
-    'setting outbox.tenant. Errors: 22023 for a bad argument, or another meter or tenant than the window''s; 55000 if the window is recorded already';
+    'setting outbox.tenant. Errors: 22023 for a bad argument, or another meter, tenant, start within the millisecond or length than the window''s; 55000 if the window is recorded already';
 
 create function outbox.set_usage_recorder(function regprocedure) returns void
     language c volatile as 'MODULE_PATHNAME', 'set_usage_recorder_wrapper';
 comment on function outbox.set_usage_recorder(regprocedure) is
     'registers the function that records closed windows, or none: it takes outbox.usage_window[] and returns nothing, or rows '
-    '(idempotency_key text, outcome text) with recorded, duplicate or reattributed. An error of class 22 or 23 belongs to a window: the batch is '
-    'bisected down to it. After any other, all stay unrecorded until the next pass. Errors: 22023 if the function does not fit, 42704 if there is none';
+    '(idempotency_key text, outcome text) with recorded, duplicate, reattributed or dead-lettered, and perhaps error text. A batch that fails is bisected: '
+    'a window that fails alone is dead-lettered for an error of class 22 or 23, or of any other that does not pass by itself if another window goes through; '
+    'else it stays unrecorded until the next pass. Errors: 22023 if the function does not fit, 42704 if there is none';
 
 create function outbox.tick_usage() returns table (recorded bigint, dead_lettered bigint, error text)
     language c volatile rows 1 as 'MODULE_PATHNAME', 'tick_usage_wrapper';

@@ -81,6 +81,18 @@ fn windows_add_up_until_they_are_recorded() {
             "'vm-7', '2026-01-02 03:00:00.5+00', 'vcpu_seconds', 1, tenant => 'globex'",
             "22023",
         ),
+        (
+            "'vm-7', '2026-01-02 03:00:00.5+00', 'vcpu_seconds', 1, window_length => '1 day'",
+            "22023",
+        ),
+        (
+            "'vm-7', '2026-01-02 03:00:00.5004+00', 'vcpu_seconds', 1",
+            "22023",
+        ),
+        (
+            "'vm-7', '2026-01-02 03:00:00.5004+00', 'vcpu_seconds', 1, window_length => '00:59:59.9996'",
+            "22023",
+        ),
         ("'', now(), 'm', 1", "22023"),
         ("'a', null, 'm', 1", "22023"),
         ("'a', 'infinity', 'm', 1", "22023"),
@@ -160,17 +172,17 @@ fn an_error_of_a_window_is_bisected_down_to_it_and_any_other_waits() {
             "a77 22003 77 allocation a77 is refused (SQLSTATE 22003)"
         ]
     );
-    // What is wrong with the recorder is wrong with no window.
+    // What passes by itself is wrong with no window, and keeps none of the others.
     use_something(&mut db, 301, 304);
     db.run("insert into refused values ('a302', '08006')");
     let (recorded, dead, error) = pass(&mut db);
-    assert_eq!((recorded, dead), (0, 0));
+    assert_eq!((recorded, dead), (3, 0));
     assert!(error.expect("an outage").contains("08006"));
     let said: String = db.one("select last_error from outbox.usage_recorder");
     assert!(said.contains("08006"));
     // It is over: the same windows, with the same keys.
     db.run("delete from refused");
-    assert_eq!(pass(&mut db), (4, 0, None));
+    assert_eq!(pass(&mut db), (1, 0, None));
     assert_eq!(outcomes(&mut db), ["dead-lettered 2", "recorded 302"]);
     assert_eq!(db.one::<i64>("select count(*) from ledger"), 302);
     let said: Option<String> = db.one("select last_error from outbox.usage_recorder");
@@ -244,4 +256,67 @@ fn the_dispatcher_records_by_itself() {
     cluster.restore("restored", &cluster.dump("app"));
     let mut restored = cluster.connect_to("restored");
     assert_eq!(outcomes(&mut restored), ["recorded 451"]);
+}
+
+#[test]
+fn whatever_a_window_raises_others_are_recorded() {
+    let cluster = still();
+    let mut db = cluster.connect();
+    db.run(RECORDER);
+    let codes = [
+        "P0001", "P0002", "P0004", "21000", "42P01", "54000", "38000", "39P01", "0A000", "22023",
+        "23505",
+    ];
+    use_something(&mut db, 1, 500);
+    for (n, code) in codes.iter().enumerate() {
+        db.run(&format!(
+            "insert into refused values ('a{}', '{code}')",
+            17 + 43 * n
+        ));
+    }
+    let dead = i64::try_from(codes.len()).expect("few");
+    assert_eq!(pass(&mut db), (500 - dead, dead, None));
+    let letters: Vec<String> = db.all("select code from outbox.usage_dead_letters order by code");
+    let mut expected = codes;
+    expected.sort_unstable();
+    assert_eq!(letters, expected);
+}
+
+#[test]
+fn a_recorder_that_takes_nothing_costs_no_window() {
+    let cluster = still();
+    let mut db = cluster.connect();
+    use_something(&mut db, 1, 150);
+    db.run(RECORDER);
+    db.run("insert into refused select 'a' || n, 'P0001' from generate_series(1, 150) n");
+    let (recorded, dead, error) = pass(&mut db);
+    assert_eq!((recorded, dead), (0, 0));
+    assert!(error.expect("an error").contains("P0001"));
+    let attempts: i64 = db.one("select last_value from attempts");
+    assert!(attempts <= 64, "{attempts} calls");
+    // A single window has no other that could say whose fault it is.
+    db.run("delete from refused where allocation <> 'a1'; delete from outbox.usage_windows where allocation <> 'a1'");
+    assert_eq!(pass(&mut db).0, 0);
+    assert_eq!(outcomes(&mut db), ["open 1"]);
+    use_something(&mut db, 2, 2);
+    assert_eq!(pass(&mut db), (1, 1, None));
+}
+
+#[test]
+fn a_recorder_sets_windows_aside_by_row() {
+    let cluster = still();
+    let mut db = cluster.connect();
+    use_something(&mut db, 1, 3);
+    db.run(
+        "create function judge(windows outbox.usage_window[]) returns table (idempotency_key text, outcome text, error text) language sql as $$
+             select w.idempotency_key, case when w.allocation = 'a2' then 'dead-lettered' end, 'no such customer' from unnest(windows) w $$;
+         select outbox.set_usage_recorder('judge(outbox.usage_window[])')",
+    );
+    assert_eq!(pass(&mut db), (2, 1, None));
+    let letters: Vec<String> = db.all(
+        "select concat_ws(' ', w.allocation, coalesce(l.code, 'none'), l.message)
+           from outbox.usage_dead_letters l join outbox.usage_windows w using (idempotency_key)",
+    );
+    assert_eq!(letters, ["a2 none no such customer"]);
+    assert_eq!(outcomes(&mut db), ["dead-lettered 1", "recorded 2"]);
 }

@@ -19,7 +19,11 @@ pub(crate) enum Culprit {
     Sink(i32),
     /// The id of the backfill whose condition it is.
     Backfill(i64),
+    /// The function that records usage.
+    Recorder,
 }
+
+const RECORDER: i64 = i64::MIN;
 
 impl Culprit {
     /// Ids of both kinds begin at 1.
@@ -27,11 +31,14 @@ impl Culprit {
         match self {
             Culprit::Sink(number) => i64::from(number),
             Culprit::Backfill(id) => -id,
+            Culprit::Recorder => RECORDER,
         }
     }
 
     fn of_code(code: i64) -> Option<Self> {
-        if code < 0 {
+        if code == RECORDER {
+            Some(Culprit::Recorder)
+        } else if code < 0 {
             Some(Culprit::Backfill(-code))
         } else {
             i32::try_from(code).ok().map(Culprit::Sink)

@@ -72,8 +72,7 @@ pub(crate) fn take(spi: &Spi, id: i64) -> Option<Backfill> {
 }
 
 /// What is updated: the backfill, if it runs, and nobody else is about to stop it.
-const FREE: &str =
-    "id = (select id from outbox.backfills where id = $1 and state = 'running' for no key update skip locked)";
+const FREE: &str = "id = (select id from outbox.backfills where id = $1 and state = 'running' for no key update skip locked)";
 
 /// A chunk is taken. False if the backfill has been stopped meanwhile, or somebody is about to: then the chunk must be given up.
 pub(crate) fn advance(

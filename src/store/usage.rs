@@ -34,15 +34,31 @@ pub(crate) fn recorder(spi: &Spi) -> Option<Recorder> {
     .flatten()
 }
 
-/// Whether a recorder returns rows (idempotency_key, outcome).
-pub(crate) fn says_outcomes(spi: &Spi, function: pg_sys::Oid) -> bool {
+/// What a recorder returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Says {
+    /// Nothing that is looked at.
+    Nothing,
+    /// Rows (idempotency_key, outcome).
+    Outcomes,
+    /// Rows (idempotency_key, outcome, error).
+    Reasons,
+}
+
+pub(crate) fn says(spi: &Spi, function: pg_sys::Oid) -> Says {
     spi.read(
-        "select p.proretset and coalesce(p.proargnames[1 + p.pronargs :], '{}') @> '{idempotency_key,outcome}'
-           from pg_catalog.pg_proc p where p.oid = $1",
+        "select r.rows and r.names @> '{idempotency_key,outcome}', r.rows and r.names @> '{idempotency_key,outcome,error}'
+           from pg_catalog.pg_proc p, lateral (
+                select p.proretset as rows, coalesce(p.proargnames[1 + p.pronargs :], '{}') as names) r
+          where p.oid = $1",
         &[Arg::Oid(Some(function))],
     )
-    .first(|row| row.bool(0).unwrap_or(false))
-    .unwrap_or(false)
+    .first(|row| match (row.bool(0), row.bool(1)) {
+        (_, Some(true)) => Says::Reasons,
+        (Some(true), _) => Says::Outcomes,
+        _ => Says::Nothing,
+    })
+    .unwrap_or(Says::Nothing)
 }
 
 pub(crate) fn set_recorder(spi: &Spi, recorder: Option<Recorder>) {
@@ -112,8 +128,8 @@ pub(crate) fn settle(spi: &Spi, keys: &[String], outcomes: &[String]) {
     );
 }
 
-/// Sets a window aside that was refused.
-pub(crate) fn bury(spi: &Spi, window: &UsageWindow, code: &str, message: &str) {
+/// Sets a window aside that was refused; without a code, in so many words.
+pub(crate) fn bury(spi: &Spi, window: &UsageWindow, code: Option<&str>, message: &str) {
     spi.write(
         "insert into outbox.usage_dead_letters (idempotency_key, \"window\", code, message) values ($1, $2, $3, $4)
          on conflict (idempotency_key) do update
@@ -121,7 +137,7 @@ pub(crate) fn bury(spi: &Spi, window: &UsageWindow, code: &str, message: &str) {
         &[
             Arg::Text(Some(&window.key)),
             Arg::Json(Some(&window.json)),
-            Arg::Text(Some(code)),
+            Arg::Text(code),
             Arg::Text(Some(message)),
         ],
     );

@@ -110,9 +110,7 @@ impl Backfilling {
             time: LIMIT,
             culprit: Culprit::Backfill(id),
         };
-        let taken = in_transaction(|_| {
-            timeout::within(Some(limit), || backfill::chunk(id, most))
-        });
+        let taken = in_transaction(|_| timeout::within(Some(limit), || backfill::chunk(id, most)));
         let expired = timeout::take_expired();
         match taken {
             Ok(Some(Taken::Chunk)) => {

@@ -42,16 +42,8 @@ pub(super) fn run<R>(
     })
 }
 
-/// The same, for whoever needs to know which error it was. The owner has been checked.
-pub(super) fn attempt<R>(
-    owner: pg_sys::Oid,
-    path: Path,
-    body: impl FnOnce(&Spi) -> R,
-) -> Result<R, PgError> {
-    attempt_within(None, owner, path, body)
-}
-
-fn attempt_within<R>(
+/// The same, for whoever needs to know which error it was. The owner has been checked; [`timeout::take_expired`] is to be asked afterwards.
+pub(super) fn attempt_within<R>(
     limit: Option<Limit>,
     owner: pg_sys::Oid,
     path: Path,

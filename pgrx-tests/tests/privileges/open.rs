@@ -14,29 +14,59 @@ use crate::scene::{emit, http_sink, quick, until_dead};
 
 /// What is called of each function that a role may be allowed to call.
 const CALLS: &[(&str, &str)] = &[
-    ("ack", "outbox.ack('p', (select max(\"position\") from outbox.poll('p')))"),
-    ("adopt_stream", "outbox.adopt_stream('adopted', 'foreign_events')"),
-    ("alter_capture", "outbox.alter_capture('plain', operations => '{insert}')"),
+    (
+        "ack",
+        "outbox.ack('p', (select max(\"position\") from outbox.poll('p')))",
+    ),
+    (
+        "adopt_stream",
+        "outbox.adopt_stream('adopted', 'foreign_events')",
+    ),
+    (
+        "alter_capture",
+        "outbox.alter_capture('plain', operations => '{insert}')",
+    ),
     ("alter_sink", "outbox.alter_sink('crm', batch_size => 7)"),
-    ("alter_webhook", "outbox.alter_webhook((select id from outbox.webhooks), description => 'x')"),
+    (
+        "alter_webhook",
+        "outbox.alter_webhook((select id from outbox.webhooks), description => 'x')",
+    ),
     ("audit", "outbox.audit('a.done', 'thing', '7')"),
     ("backfill", "outbox.backfill('plain')"),
-    ("backfill_chunk", "outbox.backfill_chunk((select id from outbox.backfills))"),
+    (
+        "backfill_chunk",
+        "outbox.backfill_chunk((select id from outbox.backfills))",
+    ),
     ("capture", "outbox.capture('other_table')"),
     ("capture_ddl", "outbox.capture_ddl()"),
     ("check_captures", "outbox.check_captures()"),
     ("create_sink", "outbox.create_sink('new', 'pull')"),
     ("create_stream", "outbox.create_stream('another')"),
-    ("create_webhook", "outbox.create_webhook('acme', 'https://example.com/')"),
+    (
+        "create_webhook",
+        "outbox.create_webhook('acme', 'https://example.com/')",
+    ),
     ("cursor", "outbox.cursor('reader')"),
-    ("delete_webhook", "outbox.delete_webhook((select id from outbox.webhooks))"),
-    ("disable_webhook", "outbox.disable_webhook((select id from outbox.webhooks))"),
-    ("discard", "outbox.discard(sink, outbox.format_position(txid, seq)) from outbox.dead_letters"),
+    (
+        "delete_webhook",
+        "outbox.delete_webhook((select id from outbox.webhooks))",
+    ),
+    (
+        "disable_webhook",
+        "outbox.disable_webhook((select id from outbox.webhooks))",
+    ),
+    (
+        "discard",
+        "outbox.discard(sink, outbox.format_position(txid, seq)) from outbox.dead_letters",
+    ),
     ("drop_cursor", "outbox.drop_cursor('reader')"),
     ("drop_sink", "outbox.drop_sink('crm')"),
     ("drop_stream", "outbox.drop_stream('unused')"),
     ("emit", "outbox.emit('x', stream => 'witness')"),
-    ("enable_webhook", "outbox.enable_webhook((select id from outbox.webhooks))"),
+    (
+        "enable_webhook",
+        "outbox.enable_webhook((select id from outbox.webhooks))",
+    ),
     ("format_position", "outbox.format_position('3', 1)"),
     ("grant", "outbox.grant('op', 'read', array['p'])"),
     ("grant_tenant", "outbox.grant_tenant('op', 'globex')"),
@@ -49,24 +79,42 @@ const CALLS: &[(&str, &str)] = &[
     ("prune", "outbox.prune()"),
     ("read", "outbox.read()"),
     ("rebase_if_moved", "outbox.rebase_if_moved()"),
-    ("record_usage", "outbox.record_usage('a1', date_trunc('hour', now()), 'm', 1)"),
+    (
+        "record_usage",
+        "outbox.record_usage('a1', date_trunc('hour', now()), 'm', 1)",
+    ),
     ("redeliver", "outbox.redeliver('crm')"),
     ("redeliver_usage", "outbox.redeliver_usage()"),
-    ("redeliver_webhook", "outbox.redeliver_webhook((select id from outbox.webhooks), '-infinity')"),
+    (
+        "redeliver_webhook",
+        "outbox.redeliver_webhook((select id from outbox.webhooks), '-infinity')",
+    ),
     ("resume_capture", "outbox.resume_capture('plain')"),
     ("resume_sink", "outbox.resume_sink('crm')"),
     ("revoke", "outbox.revoke('op', 'operate')"),
     ("revoke_tenant", "outbox.revoke_tenant('op', 'acme')"),
-    ("rotate_webhook_secret", "outbox.rotate_webhook_secret((select id from outbox.webhooks))"),
+    (
+        "rotate_webhook_secret",
+        "outbox.rotate_webhook_secret((select id from outbox.webhooks))",
+    ),
     ("save_cursor", "outbox.save_cursor('reader', '4:4')"),
     ("set_secret", "outbox.set_secret('key', array['b'])"),
-    ("set_secret_source", "outbox.set_secret_source('key', 'env', 'NONE')"),
+    (
+        "set_secret_source",
+        "outbox.set_secret_source('key', 'env', 'NONE')",
+    ),
     ("set_usage_recorder", "outbox.set_usage_recorder(null)"),
     ("sink_status", "outbox.sink_status()"),
     ("start", "outbox.start()"),
-    ("stop_backfill", "outbox.stop_backfill((select id from outbox.backfills))"),
+    (
+        "stop_backfill",
+        "outbox.stop_backfill((select id from outbox.backfills))",
+    ),
     ("tail", "outbox.tail()"),
-    ("test_webhook", "outbox.test_webhook((select id from outbox.webhooks))"),
+    (
+        "test_webhook",
+        "outbox.test_webhook((select id from outbox.webhooks))",
+    ),
     ("tick", "outbox.tick()"),
     ("tick_usage", "outbox.tick_usage()"),
     ("uncapture", "outbox.uncapture('plain')"),
@@ -97,10 +145,7 @@ impl Scene {
     /// Each part of the dispatcher has something to write, again and again.
     fn start() -> Self {
         let cluster = quick()
-            .setting(
-                "outbox.retry_max",
-                &format!("{}ms", RETRY_MAX.as_millis()),
-            )
+            .setting("outbox.retry_max", &format!("{}ms", RETRY_MAX.as_millis()))
             .setting("outbox.retention_interval", "100ms")
             .setting("outbox.retention_min_age", "0")
             .setting("outbox.allow_private_networks", "on")
@@ -132,7 +177,11 @@ impl Scene {
         crm.receiver.reply_with(|request| {
             let picked = events_in(request);
             let refused = |id: &str| picked.iter().any(|event| event["id"] == id);
-            Reply::status(if refused("n1") || refused("n2") { 500 } else { 200 })
+            Reply::status(if refused("n1") || refused("n2") {
+                500
+            } else {
+                200
+            })
         });
         keyed.reply_always(Reply::status(500));
         http_sink(
@@ -194,14 +243,20 @@ impl Scene {
 fn no_function_holds_up_the_sinks_of_others() {
     let mut scene = Scene::start();
     for privilege in ["emit", "read", "operate", "secrets"] {
-        scene.db.run(&format!("select outbox.grant('op', '{privilege}')"));
+        scene
+            .db
+            .run(&format!("select outbox.grant('op', '{privilege}')"));
     }
     scene.db.run("select outbox.grant_tenant('op', 'acme')");
     let calls = CALLS.iter().copied().collect::<BTreeMap<_, _>>();
     let able = abilities(&mut scene.db, "op");
     let unknown = functions(&able).into_iter();
     let unknown = unknown.filter(|name| *name != STOPS && !calls.contains_key(name));
-    assert_eq!(unknown.collect::<Vec<_>>(), [""; 0], "has no entry in CALLS");
+    assert_eq!(
+        unknown.collect::<Vec<_>>(),
+        [""; 0],
+        "has no entry in CALLS"
+    );
     for call in calls.values() {
         scene.open(&format!("select {call}"));
     }

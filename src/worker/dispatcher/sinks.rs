@@ -14,8 +14,8 @@ use super::{Dispatcher, LEASE_RETRY, Waiting};
 use crate::dispatch::Time;
 use crate::pg::culprits::{self, Culprit};
 use crate::pg::error::PgError;
-use crate::pg::spi::{Spi, connected};
 use crate::pg::lock::{self, Use};
+use crate::pg::spi::{Spi, connected};
 use crate::pg::{catalog, transaction};
 use crate::settings;
 use crate::store::health::{self, Health};
@@ -88,6 +88,7 @@ impl Dispatcher {
             match culprit {
                 Culprit::Sink(number) => self.helpers.note_stubborn(number),
                 Culprit::Backfill(id) => self.maintenance.backfilling.note_stubborn(id),
+                Culprit::Recorder => self.maintenance.recording.stay_away(),
             }
         }
     }
