@@ -31,6 +31,10 @@ end;
 comment on function outbox.holders() is
     'the dispatcher of this database, what keeps everything in it from being delivered, and the oldest transaction that may still bring events';
 
+create function outbox.lacks_slot() returns boolean
+    language c stable as 'MODULE_PATHNAME', 'lacks_slot_wrapper';
+comment on function outbox.lacks_slot() is 'whether the launcher has found no worker slot for this database''s dispatcher, or has none itself';
+
 -- What a database without a dispatcher waits for.
 create function outbox.no_dispatcher() returns text
     language sql stable set search_path = pg_catalog, outbox, pg_temp
@@ -39,6 +43,7 @@ create function outbox.no_dispatcher() returns text
         when trim(coalesce(current_setting('outbox.databases', true), '')) <> ''
              and current_database() not in (select trim(d) from string_to_table(current_setting('outbox.databases'), ',') d)
             then 'a place in outbox.databases, which does not name this database'
+        when outbox.lacks_slot() then 'a worker slot: max_worker_processes is too low'
         else 'a dispatcher: outbox.start, or shared_preload_libraries' end;
 
 -- One row per sink. The counts look at no more than a thousand events each, whatever the stream holds; beyond that the distance in

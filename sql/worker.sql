@@ -3,7 +3,8 @@
 create function outbox.start() returns boolean
     language c volatile as 'MODULE_PATHNAME', 'start_wrapper';
 comment on function outbox.start() is
-    'starts this database''s dispatcher if none runs; true when it was started. With the library preloaded the launcher does so by itself';
+    'starts this database''s dispatcher if none runs; true when it was started. With the library preloaded the launcher does so by itself. '
+    'Errors: 53400 if max_worker_processes leaves no slot for it, 55000 where no dispatcher may run';
 
 create function outbox.stop() returns boolean
     language c volatile as 'MODULE_PATHNAME', 'stop_wrapper';

@@ -6,7 +6,7 @@ mod workers;
 
 use outbox_tests::{Cluster, Receiver, Reply, Sql, until};
 use postgres::Client;
-use scene::{emit, http_sink, ids, quick, until_idle};
+use scene::{emit, http_sink, ids, quick, until_idle, until_status};
 use serde_json::json;
 use workers::{
     admin, another_dispatcher, dispatcher, dispatchers, find_dispatcher, terminate, until_quiet,
@@ -335,4 +335,54 @@ fn with_few_worker_slots_every_database_gets_its_turn() {
     until("one of the two", || {
         (receiver.count() == 2 || find_dispatcher(&cluster, "second").is_some()).then_some(())
     });
+}
+
+#[test]
+fn where_databases_outnumber_worker_slots_all_of_them_are_served() {
+    // Two slots are the launchers'.
+    let cluster = quick().setting("max_worker_processes", "8").start();
+    let names: Vec<String> = (1..=12).map(|n| format!("d{n}")).collect();
+    let mut sessions = Vec::new();
+    for name in &names {
+        cluster.createdb(name);
+        let mut db = cluster.connect_to(name);
+        db.run(
+            r#"create table got (id text);
+               create function take(e outbox.event[]) returns void language sql as 'insert into got select x.id from unnest(e) x';
+               select outbox.create_sink('f', 'function', config => '{"function": "take"}')"#,
+        );
+        sessions.push(db);
+    }
+    for round in 1..=2 {
+        for db in &mut sessions {
+            emit(db, round..=round);
+        }
+        for (db, name) in sessions.iter_mut().zip(&names) {
+            until(&format!("event {round} of {name}"), || {
+                let got: Vec<String> = db.all("select id from got order by id");
+                (got == ids(1..=round)).then_some(())
+            });
+        }
+    }
+}
+
+#[test]
+fn want_of_a_worker_slot_is_called_by_its_name() {
+    // With two there is none but the launchers'; with one there is none for ours.
+    for slots in ["1", "2"] {
+        let cluster = quick().setting("max_worker_processes", slots).start();
+        let mut db = cluster.connect();
+        http_sink(&mut db, "a", &Receiver::start(), json!({}), "");
+        emit(&mut db, 1..=1);
+        until_status(&mut db, "a", "what it waits for", |status| {
+            status.waiting_for.as_deref() == Some("a worker slot: max_worker_processes is too low")
+        });
+        let refusal = db.refused("select outbox.start()");
+        assert_eq!(refusal.sqlstate, "53400");
+        let hint = refusal.hint.expect("it says what to do");
+        assert!(hint.contains("max_worker_processes"), "{hint}");
+        let log = cluster.log();
+        assert!(slots == "1" || log.contains("of database \"app\": raise max_worker_processes"));
+        assert!(log.contains("max_worker_processes"));
+    }
 }

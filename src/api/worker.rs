@@ -17,6 +17,8 @@ use crate::worker::{tick, usage};
 
 /// How long start and stop wait for what they have asked for.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same where there is no worker slot: another database may be about to give its own.
+const IN_VAIN: Duration = Duration::from_secs(4);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The dispatchers of this database, by pid, those of single sinks among them.
@@ -84,6 +86,25 @@ fn check_allowed() -> Result<(), Complaint> {
     Ok(())
 }
 
+fn no_slot() -> ! {
+    Complaint::new(
+        PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+        "there is no worker slot for a dispatcher",
+    )
+    .hint("Raise max_worker_processes.")
+    .raise()
+}
+
+/// Whether the launcher has no slot for the dispatcher of a database, or has had none for itself.
+fn is_short(database: pg_sys::Oid) -> bool {
+    shmem::is_there() && (shmem::is_short(database) || !shmem::launcher_lives())
+}
+
+#[pg_extern(sql = false)]
+fn lacks_slot() -> bool {
+    is_short(catalog::current_database())
+}
+
 #[pg_extern(sql = false)]
 fn start() -> bool {
     check_outside_of_sinks("start").or_raise();
@@ -95,20 +116,21 @@ fn start() -> bool {
     }
     if shmem::is_there() {
         shmem::ask_launcher(database);
-        let mut runs = false;
+        let (mut runs, mut short_since) = (false, None);
         until(|| {
             runs = lock::dispatcher_runs_in(database);
-            runs || shmem::is_absent(database)
+            let short = is_short(database).then(|| short_since.unwrap_or_else(Instant::now));
+            short_since = short;
+            let in_vain = short.is_some_and(|since| since.elapsed() > IN_VAIN);
+            runs || in_vain || shmem::is_absent(database)
         });
+        if !runs && is_short(database) {
+            no_slot();
+        }
         return runs;
     }
     let Some(worker) = background::start_dispatcher(database, None) else {
-        Complaint::new(
-            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            "there is no worker slot for a dispatcher",
-        )
-        .hint("Raise max_worker_processes.")
-        .raise()
+        no_slot()
     };
     if worker.wait_for_startup().is_err() {
         return false;

@@ -19,6 +19,8 @@ struct Place {
     missed: AtomicBool,
     /// It serves a single sink.
     alone: AtomicBool,
+    /// It is to end, for other databases wait for its slot.
+    yields: AtomicBool,
 }
 
 const fn free_place() -> Place {
@@ -28,6 +30,7 @@ const fn free_place() -> Place {
         muted: AtomicBool::new(false),
         missed: AtomicBool::new(false),
         alone: AtomicBool::new(false),
+        yields: AtomicBool::new(false),
     }
 }
 
@@ -41,6 +44,9 @@ struct Board {
     stopped: [AtomicU32; PLACES],
     /// Databases where a dispatcher found no extension.
     absent: [AtomicU32; PLACES],
+    /// Databases for whose dispatcher the server has no worker slot, and how many those are.
+    short: [AtomicU32; PLACES],
+    short_count: AtomicUsize,
     /// How often the extension was made somewhere.
     announcements: AtomicU32,
     /// How often sinks, streams, secrets or the like were changed somewhere.
@@ -64,6 +70,8 @@ fn new_board() -> Board {
         ask_all: AtomicBool::new(true),
         stopped: [const { AtomicU32::new(0) }; PLACES],
         absent: [const { AtomicU32::new(0) }; PLACES],
+        short: [const { AtomicU32::new(0) }; PLACES],
+        short_count: AtomicUsize::new(0),
         announcements: AtomicU32::new(0),
         changes: AtomicU32::new(0),
     }
@@ -108,6 +116,7 @@ pub(crate) fn join(database: pg_sys::Oid, alone: bool) -> bool {
     let Some(place) = taken else { return false };
     place.muted.store(false, Ordering::Release);
     place.alone.store(alone, Ordering::Release);
+    place.yields.store(false, Ordering::Release);
     place.latch.store(my_latch(), Ordering::Release);
     place.database.store(database.to_u32(), Ordering::Release);
     // SAFETY: registered in the worker itself, and run at its exit on its main thread.
@@ -189,6 +198,54 @@ pub(crate) fn launcher_is_me() {
             .launcher_pid
             .store(std::process::id().cast_signed(), Ordering::Release);
     }
+}
+
+/// Whether there is a launcher: the server may have had no worker slot for it.
+pub(crate) fn launcher_lives() -> bool {
+    let pid = board().map_or(0, |board| board.launcher_pid.load(Ordering::Acquire));
+    // SAFETY: no signal is sent.
+    pid != 0 && unsafe { libc::kill(pid, 0) } == 0
+}
+
+/// The launcher says which databases have no dispatcher for want of a worker slot.
+pub(crate) fn set_short(databases: &[pg_sys::Oid]) {
+    let Some(board) = board() else { return };
+    board.short_count.store(databases.len(), Ordering::Release);
+    for (index, place) in board.short.iter().enumerate() {
+        let database = databases.get(index).map_or(0, |oid| oid.to_u32());
+        place.store(database, Ordering::Release);
+    }
+}
+
+/// Whether any database waits for a worker slot.
+pub(crate) fn any_short() -> bool {
+    board().is_some_and(|board| board.short_count.load(Ordering::Acquire) > 0)
+}
+
+/// Whether this one does.
+pub(crate) fn is_short(database: pg_sys::Oid) -> bool {
+    let wanted = database.to_u32();
+    board().is_some_and(|board| {
+        let mut short = board.short.iter();
+        short.any(|place| place.load(Ordering::Acquire) == wanted)
+    })
+}
+
+/// Asks the dispatcher of a database to give its slot to others.
+pub(crate) fn ask_to_yield(database: pg_sys::Oid) {
+    let places = board().into_iter().flat_map(|board| &board.workers);
+    for place in places {
+        let serves = place.database.load(Ordering::Acquire) == database.to_u32();
+        if serves && !place.alone.load(Ordering::Acquire) {
+            place.yields.store(true, Ordering::Release);
+            set_latch(place.latch.load(Ordering::Acquire));
+        }
+    }
+}
+
+/// Whether this worker was asked to.
+pub(crate) fn is_asked_to_yield() -> bool {
+    any_short() && my_place().is_some_and(|place| place.yields.load(Ordering::Acquire))
 }
 
 /// How often sinks and the like were changed, in any database; none where nobody counts.

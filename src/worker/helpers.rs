@@ -2,7 +2,7 @@
 //! whose filter or transform has turned out to be slow.
 //!
 //! They take no more than half of the server's worker slots, in all databases together: dispatchers of other databases need some, and so
-//! do others. Where there is no slot left, the dispatcher serves them itself. A process that ends early is not replaced at
+//! do others. As long as a database has no dispatcher for want of a slot, they give theirs back. Where there is no slot left, the dispatcher serves them itself. A process that ends early is not replaced at
 //! once, nor its function called here: what has ended it would end the dispatcher of all sinks. For the same reason a sink whose code
 //! has already ended a process, for it would not let itself be cancelled, is never served here.
 
@@ -14,6 +14,8 @@ use pgrx::bgworkers::{BackgroundWorkerStatus, DynamicBackgroundWorker};
 use crate::pg::{background, catalog, shmem};
 use crate::store::sinks::Version;
 
+/// The same, as long as databases wait for a slot.
+const SHORT: Duration = Duration::from_secs(1);
 /// How long sinks are served here after there was no slot.
 const NO_SLOT: Duration = Duration::from_secs(10);
 /// The rest of a sink whose process has ended early; it doubles while they keep doing so.
@@ -99,7 +101,12 @@ impl Helpers {
             };
             changed = true;
             let early_ends = match self.resting.remove(&sink) {
-                _ if running.ending || now.duration_since(running.since) >= RAN_WELL => continue,
+                _ if running.ending
+                    || shmem::any_short()
+                    || now.duration_since(running.since) >= RAN_WELL =>
+                {
+                    continue;
+                }
                 Some(resting) => resting.early_ends + 1,
                 None => 1,
             };
@@ -134,6 +141,10 @@ impl Helpers {
 
     /// When there may be a worker slot again, if there is none.
     pub(super) fn no_slot_for(&self) -> Option<Duration> {
+        // Each database gets a dispatcher before one gets more than that.
+        if shmem::any_short() {
+            return Some(SHORT);
+        }
         let elsewhere = shmem::alone_elsewhere(catalog::current_database());
         if self.running.len() + elsewhere >= background::slots() / 2 {
             return Some(NO_SLOT);

@@ -23,6 +23,10 @@ const RESTART_LONGEST: Duration = Duration::from_secs(60);
 const RAN_WELL: Duration = Duration::from_secs(30);
 /// So often it may end early before the wait grows: it may have made way for a DROP DATABASE, or a RENAME.
 const PATIENCE: u32 = 3;
+/// How long a dispatcher keeps its slot at the least while other databases have none.
+const SLICE: Duration = Duration::from_secs(2);
+/// How often to try for a slot.
+const NO_SLOT: Duration = Duration::from_millis(500);
 /// How often to look for what nobody has announced, such as a copy made by CREATE DATABASE … TEMPLATE.
 const LOOK: Duration = Duration::from_secs(5);
 
@@ -34,6 +38,11 @@ struct Served {
     adopted: bool,
     not_before: Option<Instant>,
     early_ends: u32,
+    /// It has none, and is to have one, since then: whoever has waited longest comes first.
+    waits_since: Option<Instant>,
+    /// The server has had no slot for it, which was said; and it is to give its slot to others.
+    short: bool,
+    yields: bool,
 }
 
 #[derive(Default)]
@@ -42,8 +51,7 @@ struct Launcher {
     databases: Vec<Database>,
     /// The next transaction id at the last listing, if nothing was unfinished then: databases come and go with transactions.
     listed_at_xid: Option<u64>,
-    /// How often in a row the server had no worker slot left, and when to try again.
-    no_slot: u32,
+    /// When to try again, if the server had no worker slot left.
     no_slot_until: Option<Instant>,
     told: Option<usize>,
 }
@@ -116,6 +124,10 @@ impl Launcher {
                 Some((worker, since)) if has_ended(&worker) => {
                     // Its slot may be what somebody else waits for.
                     self.no_slot_until = None;
+                    if std::mem::take(&mut entry.yields) {
+                        entry.not_before = None;
+                        continue;
+                    }
                     let early = wanted && now.duration_since(since) < RAN_WELL;
                     entry.early_ends = if early { entry.early_ends + 1 } else { 0 };
                     let doublings = entry.early_ends.saturating_sub(PATIENCE);
@@ -133,47 +145,77 @@ impl Launcher {
 
     fn start_wanted(&mut self, now: Instant) -> Duration {
         let mut due = settings::poll_interval().min(LOOK);
-        let mut missed = false;
+        let mut wanting = Vec::new();
         for database in &self.databases {
             let oid = database.oid.to_u32();
-            if !is_wanted(&self.databases, oid) {
-                continue;
-            }
             let entry = self.served.entry(oid).or_default();
-            if entry.worker.is_some() {
-                continue;
+            if entry.worker.is_none() && is_wanted(&self.databases, oid) {
+                entry.waits_since.get_or_insert(now);
+                wanting.push(database.clone());
             }
+        }
+        wanting.sort_by_key(|database| self.served[&database.oid.to_u32()].waits_since);
+        let mut short = Vec::new();
+        for database in wanting {
+            let entry = self.served.entry(database.oid.to_u32()).or_default();
             entry.adopted = false;
-            let not_before = entry.not_before.max(self.no_slot_until);
-            let wait =
-                not_before.map_or(Duration::ZERO, |time| time.saturating_duration_since(now));
-            if !wait.is_zero() || missed {
+            let left = |time: Option<Instant>| {
+                time.map_or(Duration::ZERO, |time| time.saturating_duration_since(now))
+            };
+            let wait = left(entry.not_before);
+            let no_slot = left(self.no_slot_until);
+            if !wait.is_zero() {
                 due = due.min(wait.max(RESTART / 2));
             } else if lock::database_is_wanted(database.oid) {
                 due = due.min(RESTART / 2);
             } else if lock::dispatcher_runs_in(database.oid) {
                 // Its end wakes us.
                 entry.adopted = true;
-            } else if let Some(worker) = background::start_dispatcher(database.oid, None) {
+            } else if no_slot.is_zero()
+                && let Some(worker) = background::start_dispatcher(database.oid, None)
+            {
                 entry.worker = Some((worker, now));
+                entry.waits_since = None;
             } else {
-                if self.no_slot == 0 {
+                if !std::mem::replace(&mut entry.short, true) {
                     pgrx::warning!(
                         "pg_outbox: no worker slot for the dispatcher of database \"{}\": raise max_worker_processes",
                         database.name
                     );
                 }
-                let wait = doubled(RESTART, self.no_slot).min(LOOK);
-                self.no_slot = self.no_slot.saturating_add(1);
-                self.no_slot_until = Some(now + wait);
-                missed = true;
-                due = due.min(wait);
+                if no_slot.is_zero() {
+                    self.no_slot_until = Some(now + NO_SLOT);
+                }
+                due = due.min(no_slot.max(NO_SLOT));
+                short.push(database.oid);
             }
         }
-        if !missed && self.no_slot_until.is_none_or(|time| time <= now) {
-            self.no_slot = 0;
+        shmem::set_short(&short);
+        if short.is_empty() {
+            self.no_slot_until = None;
+            self.served
+                .values_mut()
+                .for_each(|entry| entry.short = false);
+        } else {
+            self.ask_to_yield(now, short.len());
         }
         due
+    }
+
+    /// So many databases have no dispatcher: as many others that have had theirs for long enough are asked for it.
+    fn ask_to_yield(&mut self, now: Instant, short: usize) {
+        let yielding = self.served.values().filter(|entry| entry.yields).count();
+        let mut running = self
+            .served
+            .iter_mut()
+            .filter_map(|(oid, entry)| Some((entry.worker.as_ref()?.1, *oid, entry)))
+            .filter(|(since, _, entry)| !entry.yields && now.duration_since(*since) >= SLICE)
+            .collect::<Vec<_>>();
+        running.sort_by_key(|(since, ..)| *since);
+        for (_, oid, entry) in running.into_iter().take(short.saturating_sub(yielding)) {
+            entry.yields = true;
+            shmem::ask_to_yield(pg_sys::Oid::from(oid));
+        }
     }
 
     /// What it does, in pg_stat_activity.

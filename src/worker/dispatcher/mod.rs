@@ -38,6 +38,8 @@ const LOOK_GAP: Duration = Duration::from_micros(500);
 const LONGEST_LOOK_GAP: Duration = Duration::from_millis(5);
 /// How long the end of the process waits for deliveries in flight.
 const LAST_REPORTS: Duration = Duration::from_millis(500);
+/// How long a process whose slot others wait for waits itself for what is in flight.
+const LONGEST_YIELD: Duration = Duration::from_secs(5);
 /// While the extension is held by a DROP or ALTER EXTENSION.
 const HELD_RETRY: Duration = Duration::from_millis(100);
 
@@ -103,6 +105,8 @@ pub(super) struct Dispatcher {
     look_gap: Duration,
     next_look: Instant,
     next_wanted_check: Instant,
+    /// Other databases wait for this process' slot: nothing more is handed over.
+    yields_since: Option<Instant>,
     /// The next transaction id at the last look: if it is the same, nothing has been committed but what was unfinished then.
     looked_at_xid: u64,
     unfinished: bool,
@@ -173,6 +177,7 @@ impl Dispatcher {
             look_gap: LOOK_GAP,
             next_look: now,
             next_wanted_check: now + WANTED_CHECK,
+            yields_since: None,
             looked_at_xid: 0,
             unfinished: true,
             defaults: settings::sink_defaults(),
@@ -231,6 +236,9 @@ impl Dispatcher {
         {
             return Some(End::NotNeeded);
         }
+        if self.makes_way() {
+            return Some(End::NotNeeded);
+        }
         if Instant::now() >= self.next_wanted_check {
             self.next_wanted_check = Instant::now() + WANTED_CHECK;
             if lock::database_is_wanted(database) {
@@ -239,6 +247,24 @@ impl Dispatcher {
             self.make_way_for_drop();
         }
         None
+    }
+
+    /// Whether to give the slot to a database that has none: once what is in flight is through, or after a while.
+    fn makes_way(&mut self) -> bool {
+        let asked = match self.only {
+            Some(_) => shmem::any_short(),
+            None => shmem::is_asked_to_yield(),
+        };
+        if !asked {
+            self.yields_since = None;
+            return false;
+        }
+        let since = *self.yields_since.get_or_insert_with(Instant::now);
+        !self.is_in_flight() || since.elapsed() > LONGEST_YIELD
+    }
+
+    fn is_in_flight(&self) -> bool {
+        self.courses.values().any(Course::is_in_flight) || self.webhooks.is_in_flight()
     }
 
     /// Whoever drops the extension waits for transactions that hold it. Ours are short, but for a function's.
@@ -265,10 +291,7 @@ impl Dispatcher {
     /// again.
     fn await_reports(&mut self) {
         let end = Instant::now() + LAST_REPORTS;
-        let is_in_flight = |one: &Self| {
-            one.courses.values().any(Course::is_in_flight) || one.webhooks.is_in_flight()
-        };
-        while is_in_flight(self) && Instant::now() < end {
+        while self.is_in_flight() && Instant::now() < end {
             let left = end.saturating_duration_since(Instant::now());
             latch::rest(left, self.io.as_ref().map(Io::readable));
             self.take_reports();
@@ -321,6 +344,9 @@ impl Dispatcher {
     }
 
     fn hand_over(&mut self) {
+        if self.yields_since.is_some() {
+            return;
+        }
         let Some(io) = &self.io else { return };
         let at = now();
         for (id, course) in self
