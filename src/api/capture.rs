@@ -300,7 +300,8 @@ struct Busy;
 
 impl Busy {
     fn begin() -> Option<Self> {
-        (!IS_BUSY.replace(true)).then_some(Self)
+        // Not made before it is known that it is needed: its end would be that of the one that is there.
+        (!IS_BUSY.replace(true)).then(|| Self)
     }
 }
 

@@ -11,6 +11,7 @@ mod partitions;
 mod payloads;
 mod privileges;
 mod restore;
+mod settings;
 mod types;
 mod writers;
 
