@@ -1,8 +1,9 @@
 -- The audit trail: who did what, as a stream of its own that is only ever added to, and a chain of hashes over it.
 
+create sequence outbox.audit_events_seq_seq;
 create table outbox.audit_events (
     txid          xid8 not null default pg_current_xact_id(),
-    seq           bigint generated always as identity primary key,
+    seq           bigint primary key default outbox.next_seq('outbox.audit_events_seq_seq'),
     id            text not null default 'aud_' || substr(outbox.new_id(), 5),
     tenant        text default nullif(current_setting('outbox.tenant', true), ''),
     "time"        timestamptz not null default clock_timestamp() check (isfinite("time")),
@@ -12,6 +13,7 @@ create table outbox.audit_events (
     admission     jsonb,
     details       jsonb
 );
+alter sequence outbox.audit_events_seq_seq owned by outbox.audit_events.seq;
 comment on table outbox.audit_events is 'records of the stream audit: who did what to which resource; append-only for everyone but retention';
 comment on column outbox.audit_events.admission is 'why it was allowed: the decision, policy or role, as the application says';
 create index audit_events_position on outbox.audit_events (txid, seq);

@@ -1,7 +1,8 @@
 -- Backfill: rows that were there before become events, chunk by chunk, ordered against what changes meanwhile.
 
+create sequence outbox.backfills_id_seq;
 create table outbox.backfills (
-    id         bigint generated always as identity primary key,
+    id         bigint primary key default outbox.next_number('outbox.backfills_id_seq'),
     relation   regclass not null,
     sink       text,
     for_sink   int check ((for_sink is null) = (sink is null)),
@@ -17,6 +18,7 @@ create table outbox.backfills (
     started_at timestamptz not null default now(),
     updated_at timestamptz not null default now()
 );
+alter sequence outbox.backfills_id_seq owned by outbox.backfills.id;
 comment on table outbox.backfills is 'a row per outbox.backfill, with how far it has come: the dispatcher carries on from here, also after a crash';
 comment on column outbox.backfills.sink is 'the sink that gets the events; null for all of the stream. for_sink is its number in outbox.sinks';
 comment on column outbox.backfills.key is 'the primary key, in whose order rows are taken';

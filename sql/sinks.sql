@@ -19,6 +19,7 @@ create function outbox.function_of(name text, number oid, home text) returns oid
     return case when name is null then null when home = outbox.home() then number else coalesce(to_regprocedure(name)::oid, '0') end;
 comment on function outbox.function_of(text, oid, text) is 'the function that a row names, in this database; 0 if it does not exist';
 
+create sequence outbox.sinks_number_seq;
 create table outbox.sinks (
     id         text primary key check (id ~ '^[A-Za-z0-9._@-]{1,100}$'),
     kind       text not null,
@@ -35,7 +36,7 @@ create table outbox.sinks (
     isolation  text not null check (isolation in ('batch', 'key')),
     enabled    boolean not null default true,
     owner      regrole not null,
-    number     int generated always as identity unique,
+    number     int not null default outbox.next_number('outbox.sinks_number_seq') unique,
     life       uuid not null default gen_random_uuid(),
     version    bigint not null default 1,
     created_at timestamptz not null default now(),
@@ -44,6 +45,7 @@ create table outbox.sinks (
     function_oid  oid,
     home          text not null
 );
+alter sequence outbox.sinks_number_seq owned by outbox.sinks.number;
 comment on table outbox.sinks is 'a row per sink; made and changed by outbox.create_sink, outbox.alter_sink and so on';
 comment on column outbox.sinks.owner is 'the role that supplied the function, filter and transform: they run as this role';
 comment on column outbox.sinks.function is 'kind function: config.function as it was resolved when it was set, with its schema and argument types';

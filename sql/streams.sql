@@ -24,6 +24,15 @@ create function outbox.event_id(id text, stream text, txid xid8, seq bigint, "ti
 comment on function outbox.event_id(text, text, xid8, bigint, timestamptz) is
     'the id of an event: the stored one, or, where an application stored null, one derived from what never changes in the row';
 
+create function outbox.next_seq(sequence regclass) returns bigint
+    language c volatile strict as 'MODULE_PATHNAME', 'next_seq_wrapper';
+comment on function outbox.next_seq(regclass) is
+    'the next number of a stream, always one more than the last that anybody got, whatever the options of the sequence are; lastval() and currval() '
+    'of the session know nothing of it. Error 22023 for anything but the sequence of a stream';
+create function outbox.next_number(sequence regclass) returns bigint
+    language c volatile strict as 'MODULE_PATHNAME', 'next_number_wrapper';
+comment on function outbox.next_number(regclass) is 'the same for other sequences of the extension';
+
 -- Called before each insert statement on a stream: the commit then wakes the dispatcher, once, however many events.
 create function outbox.wake() returns trigger
     language c as 'MODULE_PATHNAME', 'wake_wrapper';
@@ -127,10 +136,12 @@ create function outbox.make_stream_table(name text, relation text) returns void
 begin
     -- txid stands before seq: defaults are evaluated in this order, and a transaction must have its id before it draws its first
     -- seq, or the floor below which nothing undelivered can lie (src/dispatch/window.rs) would not hold.
+    -- Not an identity column: lastval() is the client's, and a sequence's cache would give later writers lower numbers.
+    execute format('create sequence outbox.%I', relation || '_seq_seq');
     execute format($sql$
         create table outbox.%1$I (
             txid    xid8 not null default pg_current_xact_id(),
-            seq     bigint generated always as identity primary key,
+            seq     bigint primary key default outbox.next_seq(%2$L),
             id      text default outbox.new_id(),
             topic   text not null check (topic <> ''),
             source  text,
@@ -140,7 +151,8 @@ begin
             payload jsonb,
             headers jsonb default nullif(current_setting('outbox.headers', true), '')::jsonb,
             for_sink int
-        )$sql$, relation);
+        )$sql$, relation, format('outbox.%I', relation || '_seq_seq'));
+    execute format('alter sequence outbox.%I owned by outbox.%I.seq', relation || '_seq_seq', relation);
     execute format('create index %I on outbox.%I (txid, seq)', relation || '_position', relation);
     execute format('create trigger outbox_wake before insert on outbox.%I for each statement execute function outbox.wake()', relation);
     perform outbox.keep_apart(format('outbox.%I', relation)::regclass);
@@ -152,25 +164,31 @@ begin
       from (select pg_get_serial_sequence(format('outbox.%I', relation), 'seq')::regclass as sequence) s;
 end $$;
 
--- Whether the table of a stream is as make_stream_table makes it, but perhaps for indexes: then capture may write rows into it without
--- an INSERT statement (src/pg/append/). Columns that were added, other defaults, constraints and triggers are what only a statement heeds.
+-- Whether the table of a stream is as make_stream_table makes it, but perhaps for indexes that run nobody's code: then capture may write
+-- rows into it without an INSERT statement (src/pg/append/). Columns that were added, other defaults, constraints, triggers, rules and
+-- policies are what only a statement heeds. Asked while the table is locked.
 create function outbox.is_plain_stream(relation oid) returns boolean
     language sql stable set search_path = pg_catalog, outbox, pg_temp
     begin atomic
-        select c.relkind = 'r' and not c.relispartition and not c.relhasrules and m.amname = 'heap'
+        select c.relkind = 'r' and not c.relispartition and not c.relhasrules and not c.relrowsecurity and m.amname = 'heap'
                and (select string_agg(format('%s %s %s %s', a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull,
                                              coalesce(pg_get_expr(d.adbin, d.adrelid), nullif(a.attidentity, '')::text, nullif(a.attgenerated, '')::text)),
                                       '; ' order by a.attnum)
                       from pg_attribute a left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
                      where a.attrelid = c.oid and a.attnum > 0)
-                   = 'txid xid8 t pg_current_xact_id(); seq bigint t a; id text f new_id(); topic text t ; source text f ; subject text f ; '
+                   = format('txid xid8 t pg_current_xact_id(); seq bigint t next_seq(%L::regclass); id text f new_id(); topic text t ; source text f ; subject text f ; '
                      'tenant text f NULLIF(current_setting(''outbox.tenant''::text, true), ''''::text); '
                      'time timestamp with time zone t clock_timestamp(); payload jsonb f ; '
-                     'headers jsonb f (NULLIF(current_setting(''outbox.headers''::text, true), ''''::text))::jsonb; for_sink integer f '
-               and (select array_agg(pg_get_constraintdef(k.oid)) from pg_constraint k where k.conrelid = c.oid and k.contype = 'c')
+                     'headers jsonb f (NULLIF(current_setting(''outbox.headers''::text, true), ''''::text))::jsonb; for_sink integer f ', s.sequence::text)
+               and (select array_agg(pg_get_constraintdef(k.oid)) from pg_constraint k where k.conrelid = c.oid and k.contype in ('c', 'f', 'x'))
                    = array['CHECK ((topic <> ''''::text))']
                and not exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgname not in ('outbox_wake', 'outbox_replicated') and t.tgtype & 4 <> 0)
-          from pg_class c join pg_am m on m.oid = c.relam where c.oid = is_plain_stream.relation;
+               -- What is built in is not mentioned there.
+               and not exists (select from pg_index i join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = i.indexrelid
+                                where i.indrelid = c.oid
+                                  and d.refclassid in ('pg_proc'::regclass, 'pg_operator'::regclass, 'pg_opclass'::regclass, 'pg_type'::regclass))
+          from pg_class c join pg_am m on m.oid = c.relam join outbox.streams s on s.relation = c.oid
+         where c.oid = is_plain_stream.relation;
     end;
 
 select outbox.make_stream_table('outbox', 'events');

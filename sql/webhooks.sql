@@ -32,8 +32,9 @@ create table outbox.webhook_secrets (
 comment on table outbox.webhook_secrets is 'values that sign; several during a rotation. Readable by superusers alone';
 create trigger outbox_change after insert or update or delete on outbox.webhook_secrets for each statement execute function outbox.change();
 
+create sequence outbox.webhook_deliveries_id_seq;
 create table outbox.webhook_deliveries (
-    id              bigint generated always as identity primary key,
+    id              bigint primary key default outbox.next_number('outbox.webhook_deliveries_id_seq'),
     webhook         text not null,
     tenant          text not null,
     event_id        text not null,
@@ -67,6 +68,7 @@ create table outbox.webhook_removals (
     stream     text not null,
     removed_at timestamptz not null default clock_timestamp()
 );
+alter sequence outbox.webhook_deliveries_id_seq owned by outbox.webhook_deliveries.id;
 comment on table outbox.webhook_removals is 'webhooks that are deleted while the dispatcher still removes their deliveries, in small steps';
 -- As with cursors: what is to be removed is not complete while a dump is restored.
 create trigger outbox_restore before insert on outbox.webhook_removals for each statement

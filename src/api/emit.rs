@@ -6,7 +6,7 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 use crate::pg::call::{Arguments, Text};
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::spi::{Arg, Mode, connected};
-use crate::pg::{catalog, xact};
+use crate::pg::{catalog, sequence, xact};
 use crate::settings;
 use crate::store::streams;
 
@@ -27,6 +27,27 @@ fn random_id() -> String {
 #[pg_extern(sql = false)]
 fn new_id() -> String {
     random_id()
+}
+
+/// What the numbers of streams come from; others of our own are for our own functions.
+#[pg_extern(sql = false)]
+fn next_seq(call: pg_sys::FunctionCallInfo) -> i64 {
+    drawn(call, |name| name.ends_with("_seq_seq"))
+}
+
+#[pg_extern(sql = false)]
+fn next_number(call: pg_sys::FunctionCallInfo) -> i64 {
+    drawn(call, |_| true)
+}
+
+fn drawn(call: pg_sys::FunctionCallInfo, is_one: impl FnOnce(&str) -> bool) -> i64 {
+    let relation = Arguments::of(call).oid(0).unwrap_or(pg_sys::InvalidOid);
+    if !catalog::our_sequence(relation).is_some_and(|name| is_one(&name)) {
+        Complaint::bad_argument("no stream takes its numbers from there")
+            .detail("The relation is no sequence of a stream.")
+            .raise();
+    }
+    sequence::draw(relation, 1)
 }
 
 #[pg_trigger(sql = false)]

@@ -92,6 +92,20 @@ pub(crate) fn function_name(function: pg_sys::Oid) -> Option<String> {
     }
 }
 
+/// The name of a sequence in the extension's schema; none if it is something else.
+pub(crate) fn our_sequence(relation: pg_sys::Oid) -> Option<String> {
+    // SAFETY: catalog look-ups that return null, or InvalidOid, for what is gone.
+    unsafe {
+        let schema = pg_sys::get_namespace_oid(c"outbox".as_ptr(), true);
+        let is_sequence = pg_sys::get_rel_relkind(relation)
+            == pg_sys::RELKIND_SEQUENCE as std::ffi::c_char
+            && pg_sys::get_rel_namespace(relation) == schema;
+        let name = pg_sys::get_rel_name(relation);
+        (is_sequence && !name.is_null())
+            .then(|| super::spi::to_utf8(CStr::from_ptr(name).to_bytes()))
+    }
+}
+
 /// The identifier of this cluster, as pg_control_system() shows it.
 pub(crate) fn system_identifier() -> i64 {
     // SAFETY: reads shared memory that is set at the server's start.

@@ -21,6 +21,7 @@ pub(crate) mod invalidation;
 pub(crate) mod latch;
 pub(crate) mod lock;
 pub(crate) mod security;
+pub(crate) mod sequence;
 pub(crate) mod shmem;
 pub(crate) mod spi;
 pub(crate) mod statement;

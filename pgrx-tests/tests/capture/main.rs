@@ -5,6 +5,8 @@ mod scene;
 
 mod ddl;
 mod direct;
+mod memory;
+mod numbers;
 mod order;
 mod others_code;
 mod partitions;

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::ops::Range;
 
 use pgrx::{PgSqlErrorCode, pg_sys};
 
@@ -11,7 +12,7 @@ use super::row::{payload, texts};
 use super::table::Table;
 use super::{HEADER, OfSession, Recipe, datum_of, set_size, stored_text};
 use crate::pg::error::Complaint;
-use crate::pg::{catalog, encoding, exact};
+use crate::pg::{catalog, encoding, exact, sequence};
 
 /// The columns of a stream's table, in its order.
 mod column {
@@ -32,6 +33,8 @@ mod column {
 /// As `outbox.new_id` makes them.
 const ID_PREFIX: &[u8] = b"evt_";
 
+const NUMBERS_AT_ONCE: i64 = 100;
+
 /// The events of one statement.
 pub(super) struct Events<'a> {
     recipe: &'a Recipe,
@@ -46,6 +49,10 @@ pub(super) struct Events<'a> {
     /// The headers of all, to which those of each partition are added.
     headers: Option<pg_sys::Datum>,
     by_partition: HashMap<Option<pg_sys::Oid>, pg_sys::Datum>,
+    /// Drawn and not used yet.
+    numbers: Range<i64>,
+    /// How many rows are still to come.
+    left: i64,
     /// Where what is made for several rows lies.
     memory: pg_sys::MemoryContext,
     /// What is made for one row, emptied with each.
@@ -53,7 +60,8 @@ pub(super) struct Events<'a> {
 }
 
 impl<'a> Events<'a> {
-    pub(super) fn new(recipe: &'a Recipe, session: &OfSession) -> Self {
+    /// For so many rows.
+    pub(super) fn new(recipe: &'a Recipe, session: &OfSession, count: i64) -> Self {
         // SAFETY: a child of the call's memory.
         let scratch = unsafe {
             pg_sys::AllocSetContextCreateInternal(
@@ -64,18 +72,21 @@ impl<'a> Events<'a> {
                 pg_sys::ALLOCSET_DEFAULT_MAXSIZE as usize,
             )
         };
+        let partitions = recipe.plan.partitions.as_ref();
         let mut events = Self {
             recipe,
-            table: Table::open(recipe.plan.table),
+            table: Table::open(recipe.plan.table, column::COUNT),
             values: [pg_sys::Datum::from(0); column::COUNT],
             nulls: [true; column::COUNT],
             id: stored_text(&[0; ID_PREFIX.len() + 32]),
             subject: Vec::new(),
             tenant: Vec::new(),
             json: Writer::default(),
-            router: recipe.levels.as_ref().map(Router::new),
+            router: partitions.map(|partitions| Router::new(&partitions.levels)),
             headers: headers(recipe.plan.headers.as_deref(), session.headers.as_deref()),
             by_partition: HashMap::new(),
+            numbers: 0..0,
+            left: count,
             // SAFETY: reads a global.
             memory: unsafe { pg_sys::CurrentMemoryContext },
             scratch,
@@ -141,7 +152,8 @@ impl<'a> Events<'a> {
             let size = payload.len();
             let payload = datum_of(payload);
             self.set(column::PAYLOAD, payload);
-            self.set(column::SEQ, next_number(recipe.plan.sequence));
+            let number = self.number();
+            self.set(column::SEQ, number);
             self.set(
                 column::TIME,
                 pg_sys::Datum::from(pg_sys::GetCurrentTimestamp()),
@@ -174,6 +186,18 @@ impl<'a> Events<'a> {
         headers
     }
 
+    /// The next row's. Nobody else's code runs between one row and the next, so several can be drawn at once.
+    fn number(&mut self) -> pg_sys::Datum {
+        let number = self.numbers.next().unwrap_or_else(|| {
+            let count = self.left.clamp(1, NUMBERS_AT_ONCE);
+            let first = sequence::draw(self.recipe.plan.sequence, count);
+            self.numbers = first + 1..first + count;
+            first
+        });
+        self.left -= 1;
+        pg_sys::Datum::from(number)
+    }
+
     fn id(&mut self) {
         let Some(digits) = catalog::random_hex() else {
             Complaint::new(
@@ -196,19 +220,6 @@ impl<'a> Events<'a> {
         }
         // SAFETY: made in `new`; nothing refers to it any more.
         unsafe { pg_sys::MemoryContextDelete(self.scratch) };
-    }
-}
-
-/// `nextval(regclass)`.
-const NEXT_NUMBER: pg_sys::Oid = pg_sys::Oid::from_u32(1574);
-
-/// # Safety
-/// It is a sequence.
-unsafe fn next_number(sequence: pg_sys::Oid) -> pg_sys::Datum {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let sequence = pg_sys::Datum::from(sequence);
-        pg_sys::OidFunctionCall1Coll(NEXT_NUMBER, pg_sys::InvalidOid, sequence)
     }
 }
 

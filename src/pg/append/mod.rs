@@ -13,7 +13,6 @@ mod value;
 use pgrx::pg_sys;
 
 use self::events::Events;
-use self::routing::Levels;
 pub(crate) use self::routing::{Level, Strategy};
 use self::row::{Shape, parts};
 use self::value::Type;
@@ -88,7 +87,6 @@ pub(crate) struct Recipe {
     subject: Vec<(usize, Type)>,
     tenant: Option<(usize, Type)>,
     payload: Shape,
-    levels: Option<Levels>,
 }
 
 const HEADER: usize = size_of::<u32>();
@@ -107,10 +105,6 @@ impl Recipe {
                     Shape::Versions(before.as_deref().map(parts), after.as_deref().map(parts))
                 }
             },
-            levels: plan
-                .partitions
-                .as_ref()
-                .map(|partitions| Levels::new(partitions.levels.clone())),
             plan,
         }
     }
@@ -130,7 +124,7 @@ impl Recipe {
 
     /// Writes an event for each row, with the rights of the extension.
     pub(crate) fn write(&self, rows: &ChangedRows, session: &OfSession) {
-        let mut events = Events::new(self, session);
+        let mut events = Events::new(self, session, rows.count());
         let mut reader = Reader::new(rows.store, rows.descriptor);
         while let Some(slot) = reader.next() {
             // SAFETY: the rows have the columns that the plan names.

@@ -28,40 +28,32 @@ pub(crate) struct Level {
 }
 
 /// A level with its functions looked up.
-struct Ready {
-    level: Level,
+struct Ready<'a> {
+    level: &'a Level,
     functions: Vec<pg_sys::FmgrInfo>,
 }
 
-/// The partitioned table that is written to, first, and those among its partitions.
-pub(super) struct Levels(Vec<Ready>);
+/// Finds partitions for the rows of one statement.
+pub(super) struct Router<'a> {
+    levels: Vec<Ready<'a>>,
+    open: HashMap<pg_sys::Oid, (pg_sys::Relation, pg_sys::PartitionDesc)>,
+}
 
-impl Levels {
-    pub(super) fn new(levels: Vec<Level>) -> Self {
-        let ready = levels.into_iter().map(|level| {
+impl<'a> Router<'a> {
+    /// `levels` are the partitioned table that is written to, first, and those among its partitions.
+    pub(super) fn new(levels: &'a [Level]) -> Self {
+        let ready = levels.iter().map(|level| {
             let functions = level.functions.iter().map(|&function| {
                 let mut info = pg_sys::FmgrInfo::default();
-                // SAFETY: the function exists; what it keeps lies where the session keeps us.
-                unsafe { pg_sys::fmgr_info_cxt(function, &raw mut info, pg_sys::TopMemoryContext) };
+                // SAFETY: raises an error if there is no such function; what it keeps goes with the call's memory, as we do.
+                unsafe { pg_sys::fmgr_info(function, &raw mut info) };
                 info
             });
             let functions = functions.collect();
             Ready { level, functions }
         });
-        Self(ready.collect())
-    }
-}
-
-/// Finds partitions for the rows of one statement.
-pub(super) struct Router<'a> {
-    levels: &'a Levels,
-    open: HashMap<pg_sys::Oid, (pg_sys::Relation, pg_sys::PartitionDesc)>,
-}
-
-impl<'a> Router<'a> {
-    pub(super) fn new(levels: &'a Levels) -> Self {
         Self {
-            levels,
+            levels: ready.collect(),
             open: HashMap::new(),
         }
     }
@@ -71,9 +63,11 @@ impl<'a> Router<'a> {
     /// # Safety
     /// The row is deformed, and has the columns of the keys.
     pub(super) unsafe fn find(&mut self, row: *mut pg_sys::TupleTableSlot) -> Option<pg_sys::Oid> {
-        let mut ready = self.levels.0.first()?;
+        let mut level = 0;
         loop {
-            let partitions = self.partitions_of(ready.level.table);
+            let table = self.levels.get(level)?.level.table;
+            let partitions = self.partitions_of(table);
+            let ready = &self.levels[level];
             // SAFETY: as the caller promises; what is open is valid, and an index that is found is one of its partitions.
             let (partition, is_leaf) = unsafe {
                 let place = usize::try_from(place(ready, (*partitions).boundinfo, row)).ok()?;
@@ -85,8 +79,8 @@ impl<'a> Router<'a> {
             if is_leaf {
                 return Some(partition);
             }
-            let mut levels = self.levels.0.iter();
-            ready = levels.find(|ready| ready.level.table == partition)?;
+            let mut levels = self.levels.iter();
+            level = levels.position(|ready| ready.level.table == partition)?;
         }
     }
 

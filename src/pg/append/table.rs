@@ -1,7 +1,7 @@
 //! Puts rows into a stream's table, many at a time, and into its indexes.
 //!
 //! It does what an insert of plain rows comes to, as COPY does: no triggers, checks, rules or policies. Whoever uses it has seen that the
-//! table has none that matter.
+//! table has none that matter, while it was locked.
 
 use pgrx::pg_sys;
 
@@ -16,16 +16,24 @@ pub(super) struct Table {
     state: *mut pg_sys::EState,
     target: *mut pg_sys::ResultRelInfo,
     slots: Vec<*mut pg_sys::TupleTableSlot>,
+    /// What putting rows takes, such as compressed copies of their values; emptied each time.
+    scratch: pg_sys::MemoryContext,
     filled: usize,
     bytes: usize,
 }
 
 impl Table {
     /// Everything that this takes hold of goes with the (sub)transaction if an error keeps it from being closed.
-    pub(super) fn open(relation: pg_sys::Oid) -> Self {
+    pub(super) fn open(relation: pg_sys::Oid, columns: usize) -> Self {
         // SAFETY: in a transaction; the nodes are made in the memory in force, which outlives the table.
         unsafe {
             let relation = pg_sys::table_open(relation, pg_sys::RowExclusiveLock as i32);
+            let width = (*(*relation).rd_att).natts;
+            assert_eq!(
+                usize::try_from(width),
+                Ok(columns),
+                "columns of a stream's table"
+            );
             let target =
                 pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
             (*target).type_ = pg_sys::NodeTag::T_ResultRelInfo;
@@ -36,6 +44,13 @@ impl Table {
                 state: pg_sys::CreateExecutorState(),
                 target,
                 slots: Vec::new(),
+                scratch: pg_sys::AllocSetContextCreateInternal(
+                    pg_sys::CurrentMemoryContext,
+                    c"outbox table".as_ptr(),
+                    pg_sys::ALLOCSET_DEFAULT_MINSIZE as usize,
+                    pg_sys::ALLOCSET_DEFAULT_INITSIZE as usize,
+                    pg_sys::ALLOCSET_DEFAULT_MAXSIZE as usize,
+                ),
                 filled: 0,
                 bytes: 0,
             }
@@ -72,6 +87,7 @@ impl Table {
         }
         // SAFETY: so many slots hold rows of this table. Where it puts them is noted in the slots, and told to the indexes.
         unsafe {
+            let before = pg_sys::MemoryContextSwitchTo(self.scratch);
             pg_sys::heap_multi_insert(
                 self.relation,
                 self.slots.as_mut_ptr(),
@@ -80,6 +96,8 @@ impl Table {
                 0,
                 std::ptr::null_mut(),
             );
+            pg_sys::MemoryContextSwitchTo(before);
+            pg_sys::MemoryContextReset(self.scratch);
             for &slot in &self.slots[..self.filled] {
                 insert_into_indexes(self.target, slot, self.state);
                 let context = (*self.state).es_per_tuple_exprcontext;
@@ -103,6 +121,7 @@ impl Table {
             }
             pg_sys::ExecCloseIndices(self.target);
             pg_sys::FreeExecutorState(self.state);
+            pg_sys::MemoryContextDelete(self.scratch);
             pg_sys::table_close(self.relation, pg_sys::NoLock as i32);
             pg_sys::CommandCounterIncrement();
         }
