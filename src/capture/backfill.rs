@@ -9,7 +9,7 @@
 
 use pgrx::PgSqlErrorCode;
 
-use super::programs::Program;
+use super::programs::{self, Program};
 use super::statement::{self, Stamp, identifier, literal};
 use crate::pg::error::Complaint;
 use crate::pg::exact::Printed;
@@ -18,7 +18,7 @@ use crate::pg::security::as_extension_printing;
 use crate::pg::spi::{UserStatement, connected};
 use crate::settings;
 use crate::store::backfills::{self, Backfill};
-use crate::store::captures::{self, Capture};
+use crate::store::captures::Capture;
 
 /// What became of a chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub(crate) fn chunk(id: i64, most: i32) -> Taken {
         connected(|spi| {
             let mut backfill = backfills::take(spi, id)?;
             backfill.chunk_size = backfill.chunk_size.min(most);
-            let capture = captures::of(spi, backfill.relation)?;
+            let capture = programs::capture_held(spi, backfill.relation)?;
             let slowest = backfills::slowest(spi, &backfill, MOST_UNDELIVERED);
             Some((backfill, capture, slowest))
         })

@@ -13,8 +13,8 @@ use crate::pg::exact::Printed;
 use crate::pg::firing::{Cell, Operation, Pairing};
 use crate::pg::invalidation::{self, Stale};
 use crate::pg::security::as_extension;
-use crate::pg::spi::{UserStatement, connected};
-use crate::pg::transaction;
+use crate::pg::spi::{Spi, UserStatement, connected};
+use crate::pg::{lock, transaction};
 use crate::settings;
 use crate::store::captures::{self, Capture};
 
@@ -53,7 +53,9 @@ impl Program {
 
     /// The statement that writes the events.
     pub(super) fn insert(&self) -> &UserStatement {
-        if settings::has_tenant() || settings::has_headers() {
+        // Somebody's own defaults say more than the settings.
+        let has_our_defaults = self.capture.stream_is_plain;
+        if settings::has_tenant() || settings::has_headers() || !has_our_defaults {
             &self.insert
         } else {
             &self.insert_without_session
@@ -125,16 +127,45 @@ pub(super) fn of(relation: pg_sys::Oid, operation: Operation) -> Option<Rc<Progr
     program
 }
 
+/// The same, while the stream that its events go to is held as it is: what was found before the lock was there is found again.
+pub(super) fn held(relation: pg_sys::Oid, operation: Operation) -> Option<Rc<Program>> {
+    let mut program = of(relation, operation)?;
+    loop {
+        lock::hold_for_writing(program.capture.stream_oid);
+        let now = of(relation, operation)?;
+        if Rc::ptr_eq(&program, &now) {
+            return Some(now);
+        }
+        program = now;
+    }
+}
+
+/// The capture of a table, while both the table and the stream that its events go to are held as they are.
+pub(super) fn capture_held(spi: &Spi, relation: pg_sys::Oid) -> Option<Capture> {
+    lock::hold_for_locking_rows(relation);
+    let look = || transaction::under_latest_snapshot(|| captures::of(spi, relation));
+    let mut capture = look()?;
+    loop {
+        lock::hold_for_writing(capture.stream_oid);
+        let now = look()?;
+        if now.stream_oid == capture.stream_oid {
+            return Some(now);
+        }
+        capture = now;
+    }
+}
+
 fn drop_stale() {
     invalidation::watch();
     // Programs are dropped when nothing is borrowed any more: it frees their plans.
     let gone = match invalidation::take() {
         Stale::Nothing => Vec::new(),
         Stale::Everything => PROGRAMS.take().into_values().collect(),
-        Stale::These(relations) => PROGRAMS.with_borrow_mut(|programs| {
+        Stale::These(ref relations) => PROGRAMS.with_borrow_mut(|programs| {
             let is_gone = |(relation, _): &Key, program: &Option<Rc<Program>>| {
-                let stream = program.as_ref().map(|program| program.capture.stream_oid);
-                relations.contains(relation) || stream.is_some_and(|it| relations.contains(&it))
+                let program = program.as_ref();
+                relations.contains(relation)
+                    || program.is_some_and(|it| it.capture.hangs_on_any(relations))
             };
             let gone = programs
                 .iter()

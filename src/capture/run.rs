@@ -29,18 +29,21 @@ pub(crate) fn begin(firing: Firing) {
 /// A statement on a captured table is through, or a row of one was changed by replication.
 pub(crate) fn change(firing: Firing) {
     let (relation, operation) = (firing.relation(), firing.operation());
-    let program = programs::of(relation, operation);
     let ended = order::end(relation, operation);
-    let Some(program) = program.filter(|program| program.is_wanted(operation)) else {
+    if operation != Operation::Truncate && firing.count() == 0 {
+        return;
+    }
+    let wanted = |program: &Rc<Program>| program.is_wanted(operation);
+    if !programs::of(relation, operation).is_some_and(|program| wanted(&program)) {
+        return;
+    }
+    let Some(program) = programs::held(relation, operation).filter(wanted) else {
         return;
     };
     if operation == Operation::Truncate {
         if order::truncated_by_itself(&program.capture.ancestors) {
             program.write(None, None);
         }
-        return;
-    }
-    if firing.count() == 0 {
         return;
     }
     let rows = match operation {

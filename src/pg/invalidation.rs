@@ -25,12 +25,21 @@ pub(crate) enum Stale {
 pub(crate) fn watch() {
     if !REGISTERED.replace(true) {
         // SAFETY: the callback is a static function of a library that is never unloaded.
-        unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(heard), pg_sys::Datum::from(0)) };
+        unsafe {
+            pg_sys::CacheRegisterRelcacheCallback(Some(heard), pg_sys::Datum::from(0));
+            pg_sys::CacheRegisterSyscacheCallback(
+                pg_sys::SysCacheIdentifier::NAMESPACEOID.cast_signed(),
+                Some(heard_of_schema),
+                pg_sys::Datum::from(0),
+            );
+        };
     }
 }
 
-/// What has become stale since the last time.
+/// What has become stale since the last time, by changes that were committed before this moment, or made by this session.
 pub(crate) fn take() -> Stale {
+    // SAFETY: in a transaction; it is what the server does with each lock that it takes.
+    unsafe { pg_sys::AcceptInvalidationMessages() };
     if ALL_STALE.replace(false) {
         STALE.with_borrow_mut(Vec::clear);
         return Stale::Everything;
@@ -62,6 +71,11 @@ unsafe extern "C-unwind" fn heard(_argument: pg_sys::Datum, relation: pg_sys::Oi
             stale.push(relation);
         }
     });
+}
+
+/// A schema has another name: so has all that is in it.
+unsafe extern "C-unwind" fn heard_of_schema(_argument: pg_sys::Datum, _cache: i32, _hash: u32) {
+    ALL_STALE.set(true);
 }
 
 /// Tells every session that what it remembers of a relation is stale, once this transaction commits; and this session now.

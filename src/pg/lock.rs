@@ -219,6 +219,19 @@ pub(crate) fn hold_ours(tables: &[&CStr], purpose: Use) -> bool {
     }
 }
 
+/// Holds a table until the open transaction ends, as whoever writes to it does: what it is like stays as it is. Waits for those who change
+/// that, and they may have dropped it. What this session has kept in mind of it is stale then.
+pub(crate) fn hold_for_writing(table: pg_sys::Oid) {
+    // SAFETY: a transaction is open. A table that is gone can be locked like any other.
+    unsafe { pg_sys::LockRelationOid(table, pg_sys::RowExclusiveLock as i32) };
+}
+
+/// The same for whoever locks rows of it.
+pub(crate) fn hold_for_locking_rows(table: pg_sys::Oid) {
+    // SAFETY: as above.
+    unsafe { pg_sys::LockRelationOid(table, pg_sys::RowShareLock as i32) };
+}
+
 /// Holds the extension against DROP EXTENSION until the open transaction ends; false if it is being dropped just now. Taken
 /// first in every transaction of a worker, so that a drop never meets one halfway through its locks.
 pub(crate) fn hold_extension(extension: pg_sys::Oid) -> bool {

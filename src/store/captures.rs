@@ -64,6 +64,20 @@ pub(crate) struct Capture {
     pub(crate) divisions: Vec<Division>,
 }
 
+impl Capture {
+    /// Whether one of these is among the relations that all this was read from, besides the one that is written to.
+    pub(crate) fn hangs_on_any(&self, relations: &[pg_sys::Oid]) -> bool {
+        let alone = [self.root, self.stream_oid, self.sequence_oid];
+        let ancestors = self.ancestors.iter().map(|&oid| pg_sys::Oid::from(oid));
+        let partitions = self.partitions.iter().map(|partition| partition.oid);
+        let divisions = self.divisions.iter().map(|division| division.table);
+        let all = alone.into_iter().chain(ancestors);
+        all.chain(partitions)
+            .chain(divisions)
+            .any(|oid| relations.contains(&oid))
+    }
+}
+
 /// By what a partitioned table is divided.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Division {

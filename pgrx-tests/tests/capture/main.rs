@@ -14,6 +14,7 @@ mod payloads;
 mod privileges;
 mod restore;
 mod settings;
+mod stale;
 mod types;
 mod writers;
 
