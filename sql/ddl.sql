@@ -123,6 +123,13 @@ begin
        from (select distinct x.objid, x.schema_name, x.command_tag from pg_event_trigger_ddl_commands() x where x.classid = 'pg_class'::regclass) d
        join pg_class r on r.oid = d.objid
       where r.relkind in ('r', 'p') and exists (select from outbox.captures o where o.relation in (select outbox.lineage_of(d.objid)));
+    -- Code that comes to a stream.
+    perform outbox.check_code_of_stream(s.relation) from outbox.streams s
+      where exists (select from pg_event_trigger_ddl_commands() d
+                      left join pg_index i on d.classid = 'pg_class'::regclass and i.indexrelid = d.objid
+                      left join pg_trigger t on d.classid = 'pg_trigger'::regclass and t.oid = d.objid
+                      left join pg_rewrite r on d.classid = 'pg_rewrite'::regclass and r.oid = d.objid
+                     where d.classid = 'pg_proc'::regclass or s.relation = coalesce(i.indrelid, t.tgrelid, r.ev_class, d.objid));
     -- What has left a captured table is captured no more.
     for stray in
         select distinct t.tgrelid from pg_trigger t
@@ -172,6 +179,7 @@ end $$;
 
 create event trigger outbox_ddl on ddl_command_end
     when tag in ('CREATE TABLE', 'CREATE TABLE AS', 'CREATE FOREIGN TABLE', 'ALTER TABLE', 'ALTER FOREIGN TABLE', 'ALTER SCHEMA', 'ALTER TYPE', 'ALTER DOMAIN',
-                 'ALTER FUNCTION', 'ALTER EXTENSION', 'ALTER PROCEDURE', 'ALTER ROUTINE', 'ALTER AGGREGATE', 'ALTER OPERATOR', 'ALTER VIEW', 'REVOKE')
+                 'ALTER FUNCTION', 'ALTER EXTENSION', 'ALTER PROCEDURE', 'ALTER ROUTINE', 'ALTER AGGREGATE', 'ALTER OPERATOR', 'ALTER VIEW', 'REVOKE',
+                 'CREATE INDEX', 'CREATE TRIGGER', 'CREATE RULE')
     execute function outbox.follow_ddl();
 create event trigger outbox_drop on sql_drop execute function outbox.follow_drop();

@@ -191,6 +191,46 @@ create function outbox.is_plain_stream(relation oid) returns boolean
          where c.oid = is_plain_stream.relation;
     end;
 
+-- Functions that belong to a table: of triggers and rules on inserts, defaults, checks, and expressions of indexes. What is built in is not
+-- among them.
+create function outbox.code_of_stream(relation oid) returns setof regprocedure
+    language sql stable set search_path = pg_catalog, outbox, pg_temp
+    begin atomic
+        with parts (class, oid) as (
+            select 'pg_class'::regclass, i.indexrelid from pg_index i where i.indrelid = code_of_stream.relation
+            union all
+            select 'pg_attrdef'::regclass, d.oid from pg_attrdef d where d.adrelid = code_of_stream.relation
+            union all
+            select 'pg_constraint'::regclass, k.oid from pg_constraint k
+             where k.conrelid = code_of_stream.relation
+                or k.contypid in (select a.atttypid from pg_attribute a where a.attrelid = code_of_stream.relation)
+            union all
+            select 'pg_trigger'::regclass, t.oid from pg_trigger t where t.tgrelid = code_of_stream.relation and t.tgtype & 4 <> 0
+            union all
+            select 'pg_rewrite'::regclass, r.oid from pg_rewrite r where r.ev_class = code_of_stream.relation
+        )
+        select distinct f.oid::regprocedure
+          from parts p join pg_depend d on d.classid = p.class and d.objid = p.oid
+          left join pg_operator o on d.refclassid = 'pg_operator'::regclass and o.oid = d.refobjid
+          join pg_proc f on f.oid = case when d.refclassid = 'pg_proc'::regclass then d.refobjid else o.oprcode end;
+    end;
+
+-- Captured changes are written into a stream by its owner, whoever makes them: no other role's code is to run with the owner's rights.
+create function outbox.check_code_of_stream(relation oid) returns void
+    language plpgsql stable set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    foreign_code record;
+begin
+    select f.oid::regprocedure as name, f.proowner::regrole as owner, c.relowner::regrole as runs_as, format('%s.%I', c.relnamespace::regnamespace, c.relname) as place into foreign_code
+      from pg_class c cross join outbox.code_of_stream(c.oid) x join pg_proc f on f.oid = x
+     where c.oid = relation and not pg_has_role(f.proowner, c.relowner, 'usage') limit 1;
+    if found then
+        raise exception 'function % of role % would run as role % for events in %', foreign_code.name, foreign_code.owner, foreign_code.runs_as, foreign_code.place
+            using errcode = '42501', detail = 'A trigger, default, check or index of the table calls it, and captured changes are written there by the owner of the table.',
+                  hint = format('Let a function of role %s do it, or drop what calls it.', foreign_code.runs_as);
+    end if;
+end $$;
+
 select outbox.make_stream_table('outbox', 'events');
 update outbox.streams set builtin = true where name = 'outbox';
 insert into outbox.clusters (system_identifier) select system_identifier from pg_control_system();

@@ -10,6 +10,7 @@
 use pgrx::PgSqlErrorCode;
 
 use super::programs::{self, Program};
+use super::run::run_for_stream;
 use super::statement::{self, Stamp, identifier, literal};
 use crate::pg::error::Complaint;
 use crate::pg::exact::Printed;
@@ -170,9 +171,7 @@ fn write(capture: &Capture, backfill: &Backfill, rows: &ChangedRows, is_last: bo
             &stamp(true),
         );
         as_extension_printing(Printed::BySettings, || {
-            connected(|spi| {
-                spi.run_user(&UserStatement::new(sql), &[]);
-            });
+            run_for_stream(capture, &UserStatement::new(sql));
         });
     }
 }

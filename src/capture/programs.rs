@@ -23,6 +23,8 @@ pub(super) struct Program {
     pub(super) capture: Capture,
     insert: UserStatement,
     insert_without_session: UserStatement,
+    pub(super) gather: UserStatement,
+    pub(super) insert_gathered: UserStatement,
     pub(super) condition: Option<UserStatement>,
     /// How to do without that statement, where that can be done.
     recipe: Option<Recipe>,
@@ -44,6 +46,8 @@ impl Program {
             recipe,
             insert: UserStatement::new(statement.sql.clone()),
             insert_without_session: UserStatement::new(statement.sql_without_session.clone()),
+            gather: UserStatement::new(statement.gather.clone()),
+            insert_gathered: UserStatement::new(statement.insert_gathered.clone()),
             condition: statement.condition.clone().map(UserStatement::new),
             statement,
             capture,
@@ -51,11 +55,9 @@ impl Program {
         }
     }
 
-    /// The statement that writes the events.
+    /// The statement that writes the events into a table that is as it was made.
     pub(super) fn insert(&self) -> &UserStatement {
-        // Somebody's own defaults say more than the settings.
-        let has_our_defaults = self.capture.stream_is_plain;
-        if settings::has_tenant() || settings::has_headers() || !has_our_defaults {
+        if settings::has_tenant() || settings::has_headers() {
             &self.insert
         } else {
             &self.insert_without_session

@@ -8,7 +8,7 @@ use crate::pg::catalog;
 use crate::pg::error::Complaint;
 use crate::pg::firing::{self, ChangedRows, Firing, Operation};
 use crate::pg::security::{self, Path, as_extension_printing};
-use crate::pg::spi::{UserStatement, connected};
+use crate::pg::spi::{Spi, UserStatement, connected};
 use crate::store::captures::{self, Capture};
 
 /// A statement on a captured table begins.
@@ -84,16 +84,60 @@ impl Program {
             }
             match recipe {
                 Some((recipe, rows)) => recipe.write(rows, &Self::of_session()),
-                None => connected(|spi| {
-                    if let Some(rows) = rows {
-                        rows.lend(spi);
-                    }
-                    spi.run_user(self.insert(), &[]);
-                }),
+                None => self.write_by_statement(rows),
             }
             if let (Some(mark), Some(before)) = (mark, before) {
                 connected(|spi| captures::move_behind(spi, &self.capture.stream, mark, before));
             }
+        });
+    }
+}
+
+/// Runs a statement of ours that writes events and asks for nothing else, in the name of a stream's owner where somebody's code belongs to
+/// its table.
+pub(super) fn run_for_stream(capture: &Capture, statement: &UserStatement) {
+    if capture.stream_is_plain {
+        connected(|spi| {
+            spi.run_user(statement, &[]);
+        });
+        return;
+    }
+    connected(|spi| captures::check_code_of_stream(spi, capture));
+    as_owner_of_stream(capture, |spi| {
+        spi.run_user(statement, &[]);
+    });
+}
+
+fn as_owner_of_stream(capture: &Capture, body: impl FnOnce(&Spi)) {
+    security::as_table_owner(capture.stream_owner, capture.stream_defers, || {
+        connected(body);
+    });
+}
+
+impl Program {
+    /// To a stream's table that is not as it was made belongs somebody's code: triggers, defaults, checks, indexes of expressions. It runs
+    /// as the owner of the table, whoever has written what is captured.
+    fn write_by_statement(&self, rows: Option<&ChangedRows>) {
+        let lend = |spi: &Spi| {
+            if let Some(rows) = rows {
+                rows.lend(spi);
+            }
+        };
+        if self.capture.stream_is_plain {
+            connected(|spi| {
+                lend(spi);
+                spi.run_user(self.insert(), &[]);
+            });
+            return;
+        }
+        let events = connected(|spi| {
+            captures::check_code_of_stream(spi, &self.capture);
+            lend(spi);
+            ChangedRows::collected(spi, &self.gather)
+        });
+        as_owner_of_stream(&self.capture, |spi| {
+            events.lend(spi);
+            spi.run_user(&self.insert_gathered, &[]);
         });
     }
 }
@@ -144,10 +188,7 @@ pub(crate) fn try_out(capture: &Capture, operation: Operation) -> Result<(), Com
         capture.places(condition, &rows);
     }
     as_extension_printing(program.printed(true), || {
-        connected(|spi| {
-            rows.lend(spi);
-            spi.run_user(program.insert(), &[]);
-        });
+        program.write_by_statement(Some(&rows));
     });
     Ok(())
 }

@@ -12,6 +12,10 @@ pub(super) struct Statement {
     pub(super) sql: String,
     /// The same where the session has said neither tenant nor headers: the defaults of these columns need not be worked out row by row.
     pub(super) sql_without_session: String,
+    /// The same in two steps, where somebody's code belongs to the stream's table: what gives the events, and what inserts them when they
+    /// are lent to it. Only the second runs that code.
+    pub(super) gather: String,
+    pub(super) insert_gathered: String,
     /// Decides which rows become events; it is run on its own, as its owner.
     pub(super) condition: Option<String>,
     /// For updates: the columns that pairs of versions have.
@@ -182,6 +186,14 @@ pub(super) fn of(
         )
     };
     let sql = insert(&columns, &values);
+    let named = columns.iter().zip(&values);
+    let named = named.map(|(column, value)| format!("{value} as {column}"));
+    let gather = format!("select {}{from}", named.collect::<Vec<_>>().join(", "));
+    let insert_gathered = format!(
+        "insert into {} ({1}) select {1} from {CHANGE}",
+        capture.stream,
+        columns.join(", ")
+    );
     for column in ["tenant", "headers"] {
         if !columns.contains(&column) {
             columns.push(column);
@@ -199,6 +211,8 @@ pub(super) fn of(
     Statement {
         sql,
         sql_without_session,
+        gather,
+        insert_gathered,
         condition,
         compared: compared.iter().map(|column| column.number).collect(),
         names: says_names.then(|| {

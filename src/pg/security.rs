@@ -185,6 +185,22 @@ pub(crate) fn as_role<R>(role: pg_sys::Oid, path: Path, body: impl FnOnce() -> R
     result
 }
 
+/// Runs a statement of ours on a table whose owner has added code of their own: as that owner, and restricted as in [`as_role`] unless
+/// the table `defers` some of that code to the end of the transaction, which a restricted context does not allow.
+pub(crate) fn as_table_owner<R>(owner: pg_sys::Oid, defers: bool, body: impl FnOnce() -> R) -> R {
+    if !defers {
+        return as_role(owner, Path::Ours, body);
+    }
+    let back = Back::remember();
+    set_language(OUR_PATH);
+    let context = back.context | pg_sys::SECURITY_LOCAL_USERID_CHANGE.cast_signed();
+    // SAFETY: a table's owner exists.
+    unsafe { pg_sys::SetUserIdAndSecContext(owner, context) };
+    let result = body();
+    back.restore();
+    result
+}
+
 /// The role whose rights are in force.
 pub(crate) fn current_role() -> pg_sys::Oid {
     // SAFETY: reads a global.

@@ -54,8 +54,11 @@ pub(crate) struct Capture {
     pub(crate) sequence: String,
     pub(crate) stream_oid: pg_sys::Oid,
     pub(crate) sequence_oid: pg_sys::Oid,
-    /// The stream's table is as it was made, but perhaps for indexes.
+    /// The stream's table is as it was made, but perhaps for indexes that run nobody's code.
     pub(crate) stream_is_plain: bool,
+    pub(crate) stream_owner: pg_sys::Oid,
+    /// Something on the stream's table can be put off to the end of a transaction.
+    pub(crate) stream_defers: bool,
     /// In the order of the captured table.
     pub(crate) table_columns: Vec<Column>,
     /// Where the written table is partitioned itself: the partitions in which a row can end up.
@@ -116,7 +119,8 @@ const SQL: &str = "
            format('%I.%I', sn.nspname, s.relname), format('%I.%I', qn.nspname, q.relname),
            array(select m.key from jsonb_each_text(f.mapping) m order by m.key),
            array(select m.value from jsonb_each_text(f.mapping) m order by m.key),
-           t.relation::oid, t.sequence::oid, outbox.is_plain_stream(t.relation)
+           t.relation::oid, t.sequence::oid, outbox.is_plain_stream(t.relation), s.relowner,
+           exists (select from pg_catalog.pg_trigger g where g.tgrelid = s.oid and g.tgdeferrable)
       from found f
       join pg_catalog.pg_class r on r.oid = f.relation join pg_catalog.pg_namespace n on n.oid = r.relnamespace
       join outbox.streams t on t.name = f.stream
@@ -207,6 +211,8 @@ fn capture(row: &Row) -> Capture {
         stream_oid: row.oid(20).unwrap_or(pg_sys::InvalidOid),
         sequence_oid: row.oid(21).unwrap_or(pg_sys::InvalidOid),
         stream_is_plain: row.bool(22).unwrap_or(false),
+        stream_owner: row.oid(23).unwrap_or(pg_sys::InvalidOid),
+        stream_defers: row.bool(24).unwrap_or(true),
         table_columns: Vec::new(),
         partitions: Vec::new(),
         divisions: Vec::new(),
@@ -232,6 +238,12 @@ pub(crate) fn of(spi: &Spi, relation: pg_sys::Oid) -> Option<Capture> {
         found.divisions = spi.read(DIVISIONS, &columns[..1]).map(division);
     }
     Some(found)
+}
+
+/// Raises an error if code of another role belongs to the stream's table, which would run with more rights than that role has.
+pub(crate) fn check_code_of_stream(spi: &Spi, capture: &Capture) {
+    let args = [Arg::Oid(Some(capture.stream_oid))];
+    spi.write("select outbox.check_code_of_stream($1)", &args);
 }
 
 /// The last number that a stream's sequence has given to anybody; 0 if none.

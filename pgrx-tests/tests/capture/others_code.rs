@@ -59,6 +59,75 @@ fn operators_of_a_writers_path() {
     assert_eq!(taken(&mut db).len(), 3);
 }
 
+/// What a role can have run by those who write events.
+const ATTACHED: [(&str, &str); 6] = [
+    (
+        "create index i on outbox.events (op.code(topic))",
+        "drop index outbox.i",
+    ),
+    (
+        "create index i on outbox.events (topic) where op.code(topic) <> 'x'",
+        "drop index outbox.i",
+    ),
+    (
+        "alter table outbox.events add constraint c check (op.code(topic) <> 'x')",
+        "alter table outbox.events drop constraint c",
+    ),
+    (
+        "alter table outbox.events add x text, alter x set default op.code('x')",
+        "alter table outbox.events drop x",
+    ),
+    (
+        "create trigger a before insert on outbox.events for each row execute function op.fire()",
+        "drop trigger a on outbox.events",
+    ),
+    (
+        "create rule r as on insert to outbox.events do also select op.code(new.topic)",
+        "drop rule r on outbox.events",
+    ),
+];
+
+#[test]
+fn code_of_another_role_on_a_streams_table() {
+    let (_cluster, mut db, mut op) = scene();
+    op.run("create function op.code(text) returns text language plpgsql immutable as $$ begin perform op.try(); return $1; end $$;
+            create function op.fire() returns trigger language plpgsql as $$ begin perform op.try(); return new; end $$");
+    db.run("create table t (id int primary key); grant insert on t to op; create table keyless (id int); grant insert on keyless to op");
+    for (attach, detach) in ATTACHED {
+        // Before anything is captured there is nothing to refuse.
+        db.run(attach);
+        let refusal = db.refused("select outbox.capture('t'); insert into t values (1)");
+        assert_eq!(refusal.sqlstate, "42501", "{attach}: {}", refusal.message);
+        assert!(refusal.hint.is_some());
+        nobody_rose(&mut db);
+        db.run(detach);
+        db.run("select outbox.capture('t'), outbox.capture('keyless')");
+        let refusal = db.refused(attach);
+        assert_eq!(refusal.sqlstate, "42501", "{attach}: {}", refusal.message);
+        // It comes in where triggers of events are off.
+        db.run(&format!(
+            "set session_replication_role = replica; {attach}; reset session_replication_role"
+        ));
+        for table in ["t", "keyless"] {
+            let refusal = op.refused(&format!("insert into public.{table} values (1)"));
+            assert_eq!(refusal.sqlstate, "42501", "{attach}: {}", refusal.message);
+        }
+        nobody_rose(&mut db);
+        // The owner's own code runs as the owner, and where names are looked up is not the writer's to say.
+        db.run("alter table outbox.events owner to op; grant usage on schema outbox to op");
+        db.run("select outbox.grant('op', 'emit')");
+        op.run("set search_path = op, pg_catalog; insert into public.t values (2)");
+        op.run("insert into public.keyless values (2); reset search_path");
+        db.run("insert into t values (3); insert into keyless values (3)");
+        nobody_rose(&mut db);
+        assert_eq!(taken(&mut db).len(), 4, "{attach}");
+        db.run("select outbox.uncapture('t'), outbox.uncapture('keyless'); delete from t");
+        db.run(&format!(
+            "{detach}; alter table outbox.events owner to postgres"
+        ));
+    }
+}
+
 #[test]
 fn operators_of_who_takes_a_chunk_of_a_backfill() {
     let (_cluster, mut db, mut op) = scene();

@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 use pgrx::pg_sys;
 
-use super::super::spi::{Rows, Spi};
+use super::super::spi::{Rows, Spi, UserStatement};
 use super::{CHANGE, Cell, Side};
 
 /// Rows to be lent to statements.
@@ -73,6 +73,16 @@ impl ChangedRows {
                 pg_sys::tuplestore_puttuple(copied.store, tuple);
             }
             copied
+        }
+    }
+
+    /// What a statement returns. Its columns keep their names.
+    pub(crate) fn collected(connection: &Spi, statement: &UserStatement) -> Self {
+        let (store, descriptor) = connection.collect(statement);
+        Self {
+            store,
+            descriptor,
+            ours: true,
         }
     }
 
