@@ -17,6 +17,7 @@ create table outbox.cursors (
     floor        bigint,
     ceiling      bigint,
     next_floor   bigint,
+    ahead        bigint[],
     handed_group bigint,
     handed_seq   bigint,
     handed_last_txid xid8,
@@ -34,6 +35,8 @@ comment on column outbox.cursors.done is 'everything visible in this snapshot ha
 comment on column outbox.cursors.upto is 'the open window: what is visible in this snapshot and not in done';
 comment on column outbox.cursors.at_group is 'within the window, what is delivered: up to (at_group, at_seq); at_group is the last seq of a transaction, or at_seq';
 comment on column outbox.cursors.at_grouping is 'how the open window is read, to its end; a sink whose grouping is altered is read so from its next window on';
+comment on column outbox.cursors.ahead is
+    'sinks: the seqs of events behind this place that are through already; written with what went through, so that nobody hands them over again';
 comment on column outbox.cursors.floor is 'no event of the window that began after done lies at or below this seq';
 comment on column outbox.cursors.ceiling is 'no event of the window lies above this seq';
 comment on column outbox.cursors.next_floor is 'the floor of the window that follows';

@@ -202,6 +202,11 @@ impl<T: Item> Engine<T> {
         self.queue.through()
     }
 
+    /// All events that have not left.
+    pub fn items(&self) -> impl Iterator<Item = &T> {
+        self.queue.items()
+    }
+
     /// Whether no event is in the queue.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()

@@ -200,6 +200,11 @@ impl<T: Item> Queue<T> {
         }
     }
 
+    /// All of them, in order.
+    pub(super) fn items(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().map(Entry::item)
+    }
+
     /// The events that went through ahead of the head.
     pub(super) fn through(&self) -> impl Iterator<Item = &T> {
         self.entries

@@ -63,6 +63,8 @@ static NEXT: OnceLock<pg_sys::emit_log_hook_type> = OnceLock::new();
 thread_local! {
     /// A message of our own is under way, in place of one that is not to be seen.
     static REPLACING: Cell<bool> = const { Cell::new(false) };
+    /// A warning of our own is under way that stands in the log as an error.
+    static AS_ERROR: Cell<bool> = const { Cell::new(false) };
 }
 
 /// From now on this process logs nothing of such statements: settings such as log_statement, log_min_duration_statement and
@@ -80,6 +82,10 @@ pub(crate) fn watch_log() {
 unsafe extern "C-unwind" fn on_message(message: *mut pg_sys::ErrorData) {
     // SAFETY: Postgres hands over a message of its own, whose texts are null or terminated strings.
     unsafe {
+        if AS_ERROR.get() && !(*message).output_to_client {
+            // What a message does is decided by now; this is how it is called. A client would take it for the end of its statement.
+            (*message).elevel = PgLogLevel::ERROR as i32;
+        }
         if REPLACING.get() {
             (*message).hide_stmt = true;
             (*message).context = std::ptr::null_mut();
@@ -95,6 +101,14 @@ unsafe extern "C-unwind" fn on_message(message: *mut pg_sys::ErrorData) {
             next(message);
         }
     }
+}
+
+/// Writes a message to the log that stands there as an error, and goes on: something is given up for good. A session's client gets it as
+/// a warning.
+pub(crate) fn log_as_error(message: &str) {
+    AS_ERROR.set(true);
+    pgrx::warning!("{message}");
+    AS_ERROR.set(false);
 }
 
 fn replace() {

@@ -1,5 +1,6 @@
 //! outbox.cursors, as far as sinks are concerned: where each stands. Saves move forward only.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::dispatch::{Grouping, Mark, Place, Snapshot, Window};
@@ -10,12 +11,31 @@ use crate::store::sinks::{self, Hold, SinkRow};
 /// A sink's cursor as it was saved.
 #[derive(Debug, Clone)]
 pub(crate) struct Saved {
-    pub(crate) place: Place,
+    pub(crate) stand: Stand,
     pub(crate) pair: Position,
     /// Pull sinks: the batch handed out and not yet acknowledged.
     pub(crate) handed: Option<Handed>,
     /// Pull sinks: a sample of the sequence and the transaction id read after it (see [`crate::dispatch::Floors`]).
     pub(crate) sample: Option<(i64, u64)>,
+}
+
+/// What a sink is through with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Stand {
+    /// Everything up to here.
+    pub(crate) place: Place,
+    /// And the events behind it with these seqs, which went through ahead.
+    pub(crate) ahead: BTreeSet<i64>,
+}
+
+impl Stand {
+    /// Everything up to a place, and nothing behind it.
+    pub(crate) fn at(place: Place) -> Self {
+        Self {
+            place,
+            ahead: BTreeSet::new(),
+        }
+    }
 }
 
 /// A batch that a pull sink's consumer holds.
@@ -52,12 +72,15 @@ fn saved(row: &Row) -> Option<Saved> {
         next_floor: row.i64(7)?,
     };
     Some(Saved {
-        place: Place {
-            window: Arc::new(window),
-            mark: Mark {
-                group: row.i64(3)?,
-                seq: row.i64(4)?,
+        stand: Stand {
+            place: Place {
+                window: Arc::new(window),
+                mark: Mark {
+                    group: row.i64(3)?,
+                    seq: row.i64(4)?,
+                },
             },
+            ahead: row.text(18).map(|text| seqs(&text)).unwrap_or_default(),
         },
         pair: Position {
             txid: row.xid(8)?,
@@ -66,6 +89,18 @@ fn saved(row: &Row) -> Option<Saved> {
         handed: handed(row),
         sample: row.i64(15).zip(row.xid(16)),
     })
+}
+
+/// The numbers in the text of a bigint[].
+fn seqs(text: &str) -> BTreeSet<i64> {
+    let numbers = text.trim_matches(['{', '}']).split(',');
+    numbers.filter_map(|number| number.parse().ok()).collect()
+}
+
+/// The text of a bigint[]; none for an empty one.
+fn array(seqs: &BTreeSet<i64>) -> Option<String> {
+    let numbers = seqs.iter().map(i64::to_string).collect::<Vec<_>>();
+    (!numbers.is_empty()).then(|| format!("{{{}}}", numbers.join(",")))
 }
 
 fn handed(row: &Row) -> Option<Handed> {
@@ -92,7 +127,7 @@ pub(crate) fn load_named(spi: &Spi, name: &str, lock: bool) -> Option<Saved> {
     let sql = format!(
         "select window_no, done::text, upto::text, at_group, at_seq, floor, ceiling, next_floor, txid, seq,
                 handed_group, handed_seq, handed_last_txid, handed_last_seq, handed_events,
-                sample_seq, sample_xid, at_grouping
+                sample_seq, sample_xid, at_grouping, ahead::text
            from outbox.cursors where name = $1{}",
         if lock { " for update" } else { "" }
     );
@@ -142,13 +177,13 @@ pub(crate) enum Save {
     Postponed,
 }
 
-/// Moves the cursor of a sink to `place`, if that is not behind where it stands, and adds to its count of deliveries. With `from`, only
+/// Moves the cursor of a sink to a stand, if that is not behind its own, and adds to its count of deliveries. With `from`, only
 /// if it stands there: nobody has delivered in between. A sink that was dropped and made again is another one, whatever its id.
 pub(crate) fn save(
     spi: &Spi,
     sink: &SinkRow,
-    from: Option<&Place>,
-    place: &Place,
+    from: Option<&Stand>,
+    to: &Stand,
     pair: Position,
     delivered: u64,
 ) -> Save {
@@ -158,7 +193,7 @@ pub(crate) fn save(
         Hold::Gone => return Save::Refused,
     }
     let name = name_of(&sink.id);
-    if advance(spi, &name, from, place, pair, delivered) {
+    if advance(spi, &name, from, to, pair, delivered) {
         Save::Moved
     } else {
         Save::Refused
@@ -169,24 +204,27 @@ pub(crate) fn save(
 pub(crate) fn advance(
     spi: &Spi,
     name: &str,
-    from: Option<&Place>,
-    place: &Place,
+    from: Option<&Stand>,
+    to: &Stand,
     pair: Position,
     delivered: u64,
 ) -> bool {
+    let place = &to.place;
     let window = &place.window;
+    let before = from.map(|from| &from.place);
+    let (ahead_before, ahead) = (from.and_then(|from| array(&from.ahead)), array(&to.ahead));
     let rows = spi.write(
         "update outbox.cursors c
             set txid = case when (c.txid, c.seq) < ($2, $3) then $2 else c.txid end,
                 seq = case when (c.txid, c.seq) < ($2, $3) then $3 else c.seq end,
                 window_no = $4, done = $5, upto = $6, at_group = $7, at_seq = $8, floor = $9, ceiling = $10, next_floor = $11,
-                at_grouping = $16,
+                at_grouping = $16, ahead = $17::bigint[],
                 handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null,
                 updated_at = clock_timestamp(),
                 delivered = c.delivered + $12,
                 delivered_at = case when $12 > 0 then clock_timestamp() else c.delivered_at end
           where c.name = $1 and (c.window_no, c.at_group, c.at_seq) <= ($4, $7, $8)
-            and ($13 is null or (c.window_no, c.at_group, c.at_seq) = ($13, $14, $15))",
+            and ($13 is null or (c.window_no, c.at_group, c.at_seq) = ($13, $14, $15) and c.ahead is not distinct from $18::bigint[])",
         &[
             Arg::Text(Some(name)),
             Arg::Xid(pair.txid),
@@ -200,10 +238,12 @@ pub(crate) fn advance(
             Arg::I64(Some(window.ceiling)),
             Arg::I64(Some(window.next_floor)),
             Arg::I64(Some(delivered.cast_signed())),
-            Arg::I64(from.map(|from| from.window.number)),
-            Arg::I64(from.map(|from| from.mark.group)),
-            Arg::I64(from.map(|from| from.mark.seq)),
+            Arg::I64(before.map(|from| from.window.number)),
+            Arg::I64(before.map(|from| from.mark.group)),
+            Arg::I64(before.map(|from| from.mark.seq)),
             Arg::Text(Some(window.grouping.name())),
+            Arg::Text(ahead.as_deref()),
+            Arg::Text(ahead_before.as_deref()),
         ],
     );
     rows.count() == 1

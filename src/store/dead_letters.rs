@@ -1,6 +1,8 @@
 //! outbox.dead_letters: events set aside.
 
-use crate::envelope::Position;
+use sha2::{Digest, Sha256};
+
+use crate::envelope::{Event, Position};
 use crate::pg::spi::{Arg, Spi};
 
 /// An event to be set aside.
@@ -94,4 +96,16 @@ pub(crate) fn failed_again(spi: &Spi, sink: &str, position: Position, error: &st
 pub(crate) fn given_up(spi: &Spi, sink: &str, position: Position) -> bool {
     let sql = "update outbox.dead_letters d set redeliver_at = null from free f";
     settle(spi, sql, sink, position, None)
+}
+
+/// The JSON text that stands for an event which is too large for a letter: where it was, how many bytes its text has, and their SHA-256.
+pub(crate) fn stand_in(event: &Event, json: &[u8]) -> Vec<u8> {
+    let digest = Sha256::digest(json);
+    let digest = digest.iter().map(|byte| format!("{byte:02x}"));
+    let text = serde_json::json!({
+        "sequence": event.position.to_string(),
+        "bytes": json.len(),
+        "sha256": digest.collect::<String>(),
+    });
+    text.to_string().into_bytes()
 }

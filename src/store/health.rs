@@ -14,6 +14,13 @@ pub(crate) struct Health {
     pub(crate) checkpoint: Option<String>,
 }
 
+impl Health {
+    /// Whether nothing is wrong, as far as is known.
+    pub(crate) fn is_well(&self) -> bool {
+        matches!(self.state.as_str(), "" | "flowing")
+    }
+}
+
 pub(crate) fn load(spi: &Spi, sink: &str) -> Option<Health> {
     spi.write(
         "select state, attempts, last_error, next_attempt_at, checkpoint from outbox.sink_health where sink = $1",

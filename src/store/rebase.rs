@@ -303,7 +303,7 @@ fn write_cursor(spi: &Spi, cursor: &Cursor, now: &Now, next_floor: i64) {
         spi.write(
             "update outbox.cursors
                 set window_no = $2, done = $3, upto = $4, at_group = $5, at_seq = $6, floor = $7, ceiling = $8, next_floor = $9,
-                    at_grouping = $10,
+                    at_grouping = $10, ahead = null,
                     handed_group = null, handed_seq = null, handed_last_txid = null, handed_last_seq = null, handed_events = null,
                     sample_seq = null, sample_xid = null
               where name = $1",

@@ -16,6 +16,8 @@ pub(crate) struct Entry {
     pub(crate) records: Vec<Record>,
     /// Why they could not be made ready; then they are not handed over, and fail with this.
     pub(crate) problem: Option<String>,
+    /// The seqs of its other events, which went through before it was put together so.
+    taken: Vec<i64>,
     window: Arc<Window>,
     mark: Mark,
     key: u64,
@@ -40,6 +42,7 @@ impl Entry {
         Self {
             records: found.record.into_iter().collect(),
             problem,
+            taken: Vec::new(),
             window: Arc::clone(window),
             mark: found.mark,
             key,
@@ -58,6 +61,37 @@ impl Entry {
         self.mark = found.mark;
         self.problem = self.problem.take().or(problem);
         self.events.push(Arc::new(found.event));
+    }
+
+    /// The seqs of its events, of all that it was put together of.
+    pub(crate) fn seqs(&self) -> impl Iterator<Item = i64> {
+        let events = self.events.iter().map(|event| event.position.seq);
+        events.chain(self.taken.iter().copied())
+    }
+
+    /// Leaves out events that are through already. At least one of them must not be.
+    pub(crate) fn leave_out(&mut self, is_through: impl Fn(i64) -> bool) {
+        let through = self
+            .events
+            .iter()
+            .map(|event| is_through(event.position.seq));
+        let through = through.collect::<Vec<_>>();
+        let mut gone = through.iter();
+        // A sink that takes no records has none.
+        self.records.retain(|_| gone.next() != Some(&true));
+        let events = std::mem::take(&mut self.events).into_iter().zip(through);
+        for (event, is_through) in events {
+            if is_through {
+                self.taken.push(event.position.seq);
+            } else {
+                self.events.push(event);
+            }
+        }
+    }
+
+    /// The seqs of those that were left out.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = i64> {
+        self.taken.iter().copied()
     }
 
     pub(crate) fn first_seq(&self) -> i64 {

@@ -14,7 +14,6 @@ mod helpers;
 mod io;
 mod launcher;
 mod maintenance;
-mod memory;
 mod parking;
 pub(crate) mod pull;
 mod reader;

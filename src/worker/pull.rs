@@ -10,7 +10,7 @@ use crate::pg::call::TupleStore;
 use crate::pg::error::Complaint;
 use crate::pg::spi::{Arg, Spi};
 use crate::pg::{lock, transaction, xact};
-use crate::store::cursors::{self, Handed};
+use crate::store::cursors::{self, Handed, Stand};
 use crate::store::events::{self, Found};
 use crate::store::sinks::SinkRow;
 use crate::store::streams::{self, Horizon, Stream};
@@ -52,7 +52,7 @@ fn poll_leased(
     let mut reader = Reader::new(
         sink,
         stream.clone(),
-        cursor.place.clone(),
+        cursor.stand.place.clone(),
         false,
         max_events,
     )
@@ -100,7 +100,8 @@ fn poll_leased(
     if skipped {
         let greatest = cursor.pair.max(reader.greatest);
         let pair = cursors::pair_of(&reader.place, Some(greatest));
-        cursors::save(spi, sink, None, &reader.place, pair, 0);
+        let to = Stand::at(reader.place);
+        cursors::save(spi, sink, None, &to, pair, 0);
     }
     lock::give_lease_back_at_commit(sink.number);
     Ok(())
@@ -252,10 +253,10 @@ pub(crate) fn ack(
         Some(position) => {
             let stream =
                 streams::named(spi, &sink.stream).ok_or_else(|| streams::unknown(&sink.stream))?;
-            let window = &cursor.place.window;
+            let window = &cursor.stand.place.window;
             let mark = transactions::mark_of(spi, &stream, window.grouping, position);
             if window.done.sees(position.txid)
-                || (window.upto.sees(position.txid) && mark <= cursor.place.mark)
+                || (window.upto.sees(position.txid) && mark <= cursor.stand.place.mark)
             {
                 return Ok(false);
             }
@@ -268,18 +269,19 @@ pub(crate) fn ack(
             }
             (
                 mark,
-                count_upto(spi, sink, stream, &cursor.place, mark, handed.events),
+                count_upto(spi, sink, stream, &cursor.stand.place, mark, handed.events),
             )
         }
     };
     let last = position.unwrap_or(handed.last);
     let place = Place {
         mark: end,
-        ..cursor.place
+        ..cursor.stand.place
     };
     let pair = cursors::pair_of(&place, Some(last.max(cursor.pair)));
-    let moved = cursors::save(spi, sink, None, &place, pair, events.cast_unsigned())
-        == cursors::Save::Moved;
+    let to = Stand::at(place);
+    let moved =
+        cursors::save(spi, sink, None, &to, pair, events.cast_unsigned()) == cursors::Save::Moved;
     lock::give_lease_back_at_commit(sink.number);
     Ok(moved)
 }

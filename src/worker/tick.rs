@@ -73,11 +73,13 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
             course.has_more = false;
             let mut turns = Turns::default();
             while (course.is_ready_now() || turns.go_on(course)) && course.unfit().is_none() {
-                course.function_pass(spi, &horizon, &mut floors);
+                let pass = course.function_pass(spi, &horizon, &mut floors);
                 course.has_more = false;
                 delivered += course.unsaved_delivered();
-                // Saved in this very transaction.
-                course.committed();
+                // In this very transaction: if that is rolled back, the course is gone, too.
+                if let Some(written) = pass.written {
+                    course.committed(written);
+                }
             }
         }
         Target::Network => {
@@ -87,7 +89,8 @@ fn drive(spi: &Spi, course: &mut Course) -> (u64, &'static str, Option<String>) 
         }
     }
     delivered += course.unsaved_delivered();
-    course.save(spi);
+    // The course ends here.
+    let _ = course.save(spi);
     if let Some(problem) = course.unfit() {
         return (delivered, "failed", Some(problem.to_owned()));
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pgrx::PgSqlErrorCode;
 
 use super::super::{entry::Entry, now, until};
-use super::{Course, Delivery, Target};
+use super::{Course, Delivery, Target, Written};
 use crate::dispatch::{
     Failure, Fate, Floors, Health, Item, Outcome, Place, Refusal, Settled, Step, Time,
 };
@@ -16,7 +16,6 @@ use crate::pg::error::Complaint;
 use crate::pg::spi::{Record, Spi};
 use crate::settings;
 use crate::sinks::{Batch, Watch};
-use crate::store::cursors::Save;
 use crate::store::events;
 use crate::store::sinks;
 use crate::store::streams::{self, Horizon};
@@ -40,6 +39,14 @@ pub(crate) enum Next {
     Again,
     /// Nothing now; [`Course::due`] says when.
     Idle,
+}
+
+/// What a pass of a function has come to.
+#[derive(Default)]
+pub(crate) struct Pass {
+    /// There may be more to do at once.
+    pub(crate) goes_on: bool,
+    pub(crate) written: Option<Written>,
 }
 
 impl Course {
@@ -130,6 +137,7 @@ impl Course {
         self.isolate();
         let settled = self.engine.outcome(now(), &outcome);
         self.settle(settled);
+        self.note_ahead();
     }
 
     /// Sinks speak of events; the engine of entries, which may hold several. An entry of which some events were not tried was not
@@ -285,16 +293,16 @@ impl Course {
     }
 
     /// A sink of kind function: reads, delivers once and saves, all in the transaction that is open, so that what the function did
-    /// and the cursor stand or fall together. True if there may be more to do at once. If the sink is not ours any more, this raises
+    /// and the cursor stand or fall together. If the sink is not ours any more, this raises
     /// an error, for then both must fall.
     pub(crate) fn function_pass(
         &mut self,
         spi: &Spi,
         horizon: &Horizon,
         floors: &mut Floors,
-    ) -> bool {
+    ) -> Pass {
         let Target::Function(call) = &self.target else {
-            return false;
+            return Pass::default();
         };
         let call = call.clone();
         self.begin();
@@ -302,16 +310,19 @@ impl Course {
             self.fill(spi, horizon, floors);
         }
         if self.unfit.is_some() {
-            return false;
+            return Pass::default();
         }
         self.fill_redelivery(spi);
         // So far nothing has been written: a look that finds nothing leaves no trace.
         if self.due(now()) != Some(Duration::ZERO) && self.unsaved.since.is_none() {
-            return self.wants_to_read();
+            return Pass {
+                goes_on: self.wants_to_read(),
+                written: None,
+            };
         }
         if !sinks::may_be_held(spi, &self.sink) {
             self.postpone();
-            return false;
+            return Pass::default();
         }
         let mut delivered = false;
         loop {
@@ -322,7 +333,7 @@ impl Course {
                     if matches!(outcome, Outcome::Failed(_)) {
                         self.unfit = call.unfit();
                         if self.unfit.is_some() {
-                            return false;
+                            return Pass::default();
                         }
                     }
                     self.outcome(&outcome);
@@ -342,7 +353,7 @@ impl Course {
             delivered = true;
         }
         if self.unfit.is_some() {
-            return false;
+            return Pass::default();
         }
         let redelivers = self.is_flowing()
             && self.redelivery.due().is_some_and(|due| due <= now())
@@ -356,11 +367,15 @@ impl Course {
             self.redelivery.outcome(&outcome);
         }
         let to_save = self.unsaved.since.is_some() || self.save_due().is_some();
-        if to_save && self.save(spi) != Save::Moved {
+        let written = to_save.then(|| self.save(spi)).flatten();
+        if to_save && written.is_none() {
             let message = format!("sink \"{}\" is delivered by another process", self.sink.id);
             Complaint::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, message).raise();
         }
-        delivered || self.wants_to_read()
+        Pass {
+            goes_on: delivered || self.wants_to_read(),
+            written,
+        }
     }
 }
 

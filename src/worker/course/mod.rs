@@ -8,17 +8,19 @@ mod parked;
 mod progress;
 mod reading;
 mod saving;
+mod telling;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-pub(crate) use delivery::{Handover, Next};
+pub(crate) use delivery::{Handover, Next, Pass};
 use progress::Delivery;
 use saving::Unsaved;
+pub(crate) use saving::Written;
+use telling::Telling;
 
 use super::entry::Entry;
 use super::function::Call;
-use super::memory::Memory;
 use super::now;
 use super::parking::Parking;
 use super::reader::Reader;
@@ -29,6 +31,7 @@ use crate::pg::spi::Spi;
 use crate::pg::{catalog, lock, security};
 use crate::settings;
 use crate::sinks::{self, Config, Origin, SecretSource, Secrets, Watch, Witness};
+use crate::store::cursors::Stand;
 use crate::store::health::{self, Health};
 use crate::store::secrets::{self, Stored};
 use crate::store::sinks::{SinkRow, Version};
@@ -57,11 +60,12 @@ pub(crate) struct Course {
     /// Everything up to here is settled.
     settled: Place,
     /// Where the cursor stands.
-    saved: Place,
+    saved: Stand,
     greatest: Position,
     unsaved: Unsaved,
     saved_health: Health,
-    /// What went through ahead before a restart and has not been read again yet.
+    telling: Telling,
+    /// The seqs of events that went through ahead and have not been read again yet.
     ahead: BTreeSet<i64>,
     /// Counts deliveries, to tell a report of an earlier one.
     serial: u64,
@@ -74,8 +78,6 @@ pub(crate) struct Course {
     called_off: bool,
     /// It must be known of this event whether it is here before anything more is handed over.
     asked: Option<Witness>,
-    /// What is unsaved has been written in the transaction that is open.
-    saving: bool,
     lost: bool,
     /// Nothing can be saved before.
     postponed: Option<Time>,
@@ -178,13 +180,14 @@ impl Course {
         };
         let text = matches!(target, Target::Network);
         let at_once = batch_size(&sink);
-        let mut reader = Reader::new(&sink, stream, cursor.place.clone(), text, at_once)?;
+        let mut reader = Reader::new(&sink, stream, cursor.stand.place.clone(), text, at_once)?;
         if text {
             let redaction = sinks::redaction(&sink.kind, &value);
             reader.redact(redaction.map_err(|error| error.message)?);
         }
         let saved_health = health::load(spi, &sink.id).unwrap_or_default();
-        let memory = Memory::from_json(saved_health.checkpoint.as_deref());
+        let checkpoint = saved_health.checkpoint.as_deref();
+        let checkpoint = checkpoint.and_then(|text| serde_json::from_str(text).ok());
         let mut course = Self {
             secrets: secret_source(spi, config.secret()),
             origin: Arc::new(Origin {
@@ -194,11 +197,12 @@ impl Course {
                 takeover: takeover()?,
                 verified: None,
             }),
-            engine: Engine::restore(policy, memory.engine),
+            engine: Engine::restore(policy, checkpoint.unwrap_or_default()),
             redelivery: Redelivery::new(),
             parking: Parking::load(spi, &sink.id, policy, now()),
-            saved: cursor.place.clone(),
-            settled: cursor.place,
+            settled: cursor.stand.place.clone(),
+            ahead: cursor.stand.ahead.clone(),
+            saved: cursor.stand,
             greatest: cursor.pair,
             unsaved: Unsaved::default(),
             version: version.clone(),
@@ -208,7 +212,6 @@ impl Course {
             parked_watch: None,
             called_off: false,
             asked: None,
-            saving: false,
             lost: false,
             postponed: None,
             unfit: None,
@@ -216,7 +219,7 @@ impl Course {
             leaving: false,
             goes_on: false,
             has_more: true,
-            ahead: memory.ahead,
+            telling: Telling::of(&saved_health),
             saved_health,
             sink,
             config,

@@ -30,11 +30,6 @@ impl Delivery {
         }
     }
 
-    /// Whether anything is known to be through.
-    pub(super) fn has_told(&self) -> bool {
-        self.left.contains(&0)
-    }
-
     /// The entries that are through now that these events are.
     fn completed(&mut self, events: &[usize]) -> Vec<usize> {
         let mut completed = Vec::new();
@@ -69,6 +64,7 @@ impl Course {
         self.unsaved.since.get_or_insert(since);
         let settled = self.engine.progress(&through);
         self.settle(settled);
+        self.note_ahead();
     }
 
     /// Takes what the delivery in flight came to.

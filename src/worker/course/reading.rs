@@ -1,6 +1,8 @@
 //! Reading ahead for a course: what the engine wants more of.
 
-use super::super::{entry::Entry, memory::Memory, now, shaping::Patience};
+use std::collections::BTreeSet;
+
+use super::super::{entry::Entry, now, shaping::Patience};
 use super::{Course, policy};
 use crate::dispatch::{Engine, Floors};
 use crate::pg::spi::Spi;
@@ -45,14 +47,42 @@ impl Course {
         reading.passed
     }
 
-    pub(super) fn push(&mut self, entry: Entry) {
-        if self.ahead.remove(&entry.first_seq()) {
-            let settled = self.engine.push_through(entry);
-            self.settle(settled);
+    /// Puts an entry in line. Events of it that went through ahead may have done so in other company: entries are put together by the
+    /// settings of the day.
+    pub(super) fn push(&mut self, mut entry: Entry) {
+        let through = entry.seqs().filter(|seq| self.ahead.contains(seq));
+        let through = through.collect::<BTreeSet<_>>();
+        let settled = if through.len() == entry.events.len() {
+            self.engine.push_through(entry)
         } else {
-            let settled = self.engine.push(entry);
-            self.settle(settled);
+            if !through.is_empty() {
+                entry.leave_out(|seq| through.contains(&seq));
+                self.unsaved.delivered += through.len() as u64;
+            }
+            self.engine.push(entry)
+        };
+        self.ahead.retain(|seq| !through.contains(seq));
+        self.settle(settled);
+    }
+
+    /// What has gone through ahead is written like what is settled.
+    pub(super) fn note_ahead(&mut self) {
+        if self.engine.through_ahead().next().is_some() {
+            self.touch();
         }
+    }
+
+    /// The seqs of all events that went through ahead of what is settled.
+    pub(super) fn through_ahead(&self) -> BTreeSet<i64> {
+        let mut ahead = self.ahead.clone();
+        ahead.extend(self.engine.through_ahead().flat_map(Entry::seqs));
+        ahead.extend(self.engine.items().flat_map(Entry::taken));
+        ahead
+    }
+
+    /// A transaction begins, in which it may read.
+    pub(crate) fn begin(&mut self) {
+        self.goes_on = false;
     }
 
     /// Whether the last read was not enough to find out what comes next, and a further one may be.
@@ -75,9 +105,9 @@ impl Course {
 
     /// Forgets what was read, and reads it again as after a restart.
     fn begin_anew(&mut self) {
-        let memory = Memory::of(&self.engine, &self.ahead).unwrap_or_default();
-        self.engine = Engine::restore(policy(&self.sink), memory.engine);
-        self.ahead = memory.ahead;
+        self.ahead = self.through_ahead();
+        let checkpoint = self.engine.checkpoint().unwrap_or_default();
+        self.engine = Engine::restore(policy(&self.sink), checkpoint);
         self.hold_parked_keys();
         self.reader.place = self.settled.clone();
         self.misshapen = false;

@@ -2,13 +2,16 @@
 
 use std::time::Duration;
 
-use super::super::{entry::Entry, memory::Memory, now};
+use super::super::{entry::Entry, now};
 use super::{Course, Target};
 use crate::dispatch::{Health as State, Time};
 use crate::envelope::write_cloudevent;
+use crate::pg::error::Complaint;
 use crate::pg::lock::{self, Use};
 use crate::pg::spi::Spi;
-use crate::store::cursors::{self, Save};
+use crate::pg::statement::log_as_error;
+use crate::pg::transaction;
+use crate::store::cursors::{self, Save, Stand};
 use crate::store::dead_letters::{self, DeadLetter};
 use crate::store::events;
 use crate::store::health::{self, Health};
@@ -19,6 +22,14 @@ const SAVE_WITHIN: Duration = Duration::from_millis(100);
 
 fn after_a_while(time: Time) -> Time {
     Time(time.0 + u64::try_from(SAVE_WITHIN.as_millis()).unwrap_or(0))
+}
+
+/// What a save has written. It counts once the transaction has committed, and so it leaves that only with its result: see
+/// [`Course::committed`].
+#[must_use]
+pub(crate) struct Written {
+    to: Option<Stand>,
+    health: Option<Health>,
 }
 
 #[derive(Default)]
@@ -42,12 +53,13 @@ impl Course {
             State::Bisecting | State::Retrying { .. } => "retrying",
             State::Down { .. } => "down",
         };
-        let memory = Memory::of(&self.engine, &self.ahead);
+        let checkpoint = self.engine.checkpoint();
         let flowing = matches!(self.engine.health(), State::Flowing);
         let (attempts, last_error) = match parked.filter(|_| flowing) {
             Some(parked) => (parked.attempts, parked.error.as_deref()),
             None if flowing => (0, None),
-            None => (self.engine.attempts(), self.engine.last_error()),
+            // A batch that has failed is no attempt at any one event, but one at all of them.
+            None => (self.engine.attempts().max(1), self.engine.last_error()),
         };
         let next_attempt_at = match self.engine.next_attempt_at() {
             Some(engine) => Some(waits_for_parked.map_or(engine, |parked| parked.min(engine))),
@@ -59,43 +71,27 @@ impl Course {
             last_error: last_error.map(str::to_owned),
             next_attempt_at: next_attempt_at
                 .map(|time| i64::try_from(time.0 * 1000).unwrap_or(i64::MAX)),
-            checkpoint: memory.and_then(|memory| memory.to_json()),
+            checkpoint: checkpoint.and_then(|checkpoint| serde_json::to_string(&checkpoint).ok()),
         }
     }
 
-    /// Troubles are told as soon as nothing is in flight; that all is well again, likewise. What goes on at once, a search or a test,
-    /// is not worth a write.
+    /// Troubles are told as soon as nothing is in flight; that all is well again, likewise. Once they are told, what goes on at once, a
+    /// search or a test, is not worth a write.
     pub(super) fn health_to_save(&self) -> Option<Health> {
-        // A function's effects stand with the transaction, and so must what is remembered of them.
+        let was_well = self.saved_health.is_well();
         let goes_on =
             matches!(self.target, Target::Network) && self.engine.next_attempt_at().is_none();
         let flowing = matches!(self.engine.health(), State::Flowing);
-        if self.in_flight || (goes_on && !flowing) || (flowing && self.tries_parked(now())) {
+        if self.in_flight
+            || (goes_on && !flowing && !was_well)
+            || (flowing && self.tries_parked(now()))
+        {
             return None;
         }
         let health = self.health();
-        let was_well = matches!(self.saved_health.state.as_str(), "" | "flowing");
-        let is_well = health.state == "flowing" && health.next_attempt_at.is_none();
         let remembers = health.checkpoint != self.saved_health.checkpoint;
+        let is_well = health.is_well() && health.next_attempt_at.is_none();
         (health != self.saved_health && (remembers || !(was_well && is_well))).then_some(health)
-    }
-
-    /// What has gone through ahead in a delivery that goes on: worth a write where the cursor is written.
-    fn progress_to_save(&self) -> Option<Health> {
-        let delivery = self.delivery.as_ref()?;
-        if !self.in_flight || !delivery.has_told() {
-            return None;
-        }
-        let checkpoint = Memory::of(&self.engine, &self.ahead).and_then(|memory| memory.to_json());
-        let state = match self.saved_health.state.as_str() {
-            "" => "flowing".to_owned(),
-            state => state.to_owned(),
-        };
-        (checkpoint != self.saved_health.checkpoint).then(|| Health {
-            checkpoint,
-            state,
-            ..self.saved_health.clone()
-        })
     }
 
     /// When this course must be saved at the latest; none if there is nothing to save.
@@ -127,19 +123,23 @@ impl Course {
         lock::hold_ours(&written, Use::Writing)
     }
 
-    /// Writes cursor, dead letters and health. Refused if the sink is somebody else's now, or gone. What is written counts once
-    /// the transaction has committed: [`Course::committed`].
-    pub(crate) fn save(&mut self, spi: &Spi) -> Save {
+    /// Writes cursor, dead letters and health. Nothing is written if that cannot be done now, or if the sink is somebody else's, or
+    /// gone: see [`Course::is_lost`].
+    pub(crate) fn save(&mut self, spi: &Spi) -> Option<Written> {
+        let to = self.unsaved.since.map(|_| Stand {
+            place: self.settled.clone(),
+            ahead: self.through_ahead(),
+        });
         let saved = if !lock::holds_lease(self.sink.number) {
             Save::Refused
         } else if !self.hold_tables() {
             Save::Postponed
-        } else if self.unsaved.since.is_some() {
-            let pair = cursors::pair_of(&self.settled, Some(self.greatest));
+        } else if let Some(to) = &to {
+            let pair = cursors::pair_of(&to.place, Some(self.greatest));
             let delivered = self.unsaved.delivered;
             // A function's lease can be lost for a while: somebody else may have called it meanwhile.
             let from = matches!(self.target, Target::Function(_)).then_some(&self.saved);
-            cursors::save(spi, &self.sink, from, &self.settled, pair, delivered)
+            cursors::save(spi, &self.sink, from, to, pair, delivered)
         } else {
             match sinks::hold(spi, &self.sink) {
                 Hold::Held => Save::Moved,
@@ -151,31 +151,29 @@ impl Course {
             Save::Moved => self.postponed = None,
             Save::Postponed => {
                 self.postpone();
-                return saved;
+                return None;
             }
             Save::Refused => {
                 self.lost = true;
-                return saved;
+                return None;
             }
         }
-        if self.unsaved.since.is_some() {
+        if to.is_some() {
             for (entry, error, attempts) in &self.unsaved.dead {
                 self.bury(spi, entry, error, *attempts);
             }
             let ours = self.parking().save(spi, &self.sink.id);
             if !ours && matches!(self.target, Target::Function(_)) {
                 self.lost = true;
-                return Save::Refused;
+                return None;
             }
         }
-        let progress = self.unsaved.since.and_then(|_| self.progress_to_save());
-        if let Some(health) = self.health_to_save().or(progress) {
-            health::save(spi, &self.sink.id, &health);
-            self.saved_health = health;
+        let health = self.health_to_save();
+        if let Some(health) = &health {
+            health::save(spi, &self.sink.id, health);
         }
         self.redelivery.save(spi, &self.sink.id);
-        self.saving = true;
-        Save::Moved
+        Some(Written { to, health })
     }
 
     /// A transaction that is still open changes or drops the sink, or holds what is to be written: once that has ended, all goes on.
@@ -193,23 +191,21 @@ impl Course {
         self.lost
     }
 
-    /// A transaction begins: nothing has been written in it yet.
-    pub(crate) fn begin(&mut self) {
-        self.saving = false;
-        self.goes_on = false;
-    }
-
-    /// The transaction has committed. True if the course has lost its sink.
-    pub(crate) fn committed(&mut self) -> bool {
-        if std::mem::take(&mut self.saving) {
-            if self.unsaved.since.is_some() {
-                self.saved = self.settled.clone();
-                self.parking.saved();
-            }
+    /// What was written has been committed.
+    pub(crate) fn committed(&mut self, written: Written) {
+        if let Some(to) = written.to {
+            self.saved = to;
+            self.parking.saved();
             self.unsaved = Unsaved::default();
-            self.redelivery.saved();
         }
-        self.lost
+        if let Some(health) = written.health {
+            let before = std::mem::replace(&mut self.saved_health, health);
+            let after = &self.saved_health;
+            if let Some(message) = self.telling.changed(&self.sink.id, &before, after, now()) {
+                pgrx::warning!("pg_outbox: {message}");
+            }
+        }
+        self.redelivery.saved();
     }
 
     pub(super) fn bury(&self, spi: &Spi, entry: &Entry, error: &str, attempts: u32) {
@@ -221,25 +217,30 @@ impl Course {
             };
             let whole =
                 record.and_then(|record| events::from_record(spi, record, &self.reader.stream));
+            let position = event.position;
             let mut json = Vec::new();
             write_cloudevent(whole.as_ref().unwrap_or(event), &mut json);
-            let json = String::from_utf8_lossy(&json);
-            let position = event.position;
-            dead_letters::write(
-                spi,
-                &DeadLetter {
+            let letter = |event: &[u8]| {
+                let letter = DeadLetter {
                     sink: &self.sink.id,
                     position,
-                    event: &json,
+                    event: &String::from_utf8_lossy(event),
                     error,
                     attempts,
-                },
-            );
+                };
+                transaction::nested(|| dead_letters::write(spi, &letter))
+            };
+            // Where the table cannot hold it, it holds what tells it apart.
+            if letter(&json).is_err()
+                && let Err(error) = letter(&dead_letters::stand_in(event, &json))
+            {
+                Complaint::new(error.code, error.summary()).raise();
+            }
             // Not the error: a function or a receiver may quote the event in it.
-            pgrx::warning!(
+            log_as_error(&format!(
                 "pg_outbox: sink \"{}\": event {position} dead-lettered after {attempts} attempts, see outbox.dead_letters",
                 self.sink.id
-            );
+            ));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Function sinks: each delivery is a transaction with the save of its cursor. And which sinks go to processes of their own.
 
-use super::super::course::{Course, Target};
+use super::super::course::{Course, Pass, Target};
 use super::super::now;
 use super::super::shaping::Patience;
 use super::Dispatcher;
@@ -30,26 +30,29 @@ impl Dispatcher {
             let (seen, floors) = (&self.seen, &mut self.floors);
             let passed = transaction::run(|| {
                 if !catalog::extension().is_some_and(lock::hold_extension) {
-                    return false;
+                    return Pass::default();
                 }
                 // What the function did, and the cursor that says so, are lost or kept together.
                 background::relax_commit();
                 connected(|spi| {
                     let Some(seen) = seen.get(&course.sink.stream) else {
-                        return false;
+                        return Pass::default();
                     };
                     if !lock::hold_table(seen.stream.oid) {
-                        return false;
+                        return Pass::default();
                     }
                     let floors = floors.entry(seen.stream.oid).or_default();
                     course.function_pass(spi, &seen.horizon, floors)
                 })
             });
             match passed {
-                Ok(goes_on) => {
+                Ok(Pass { goes_on, written }) => {
                     busy |= goes_on;
+                    if let Some(written) = written {
+                        course.committed(written);
+                    }
                     self.courses.insert(id, course);
-                    self.committed();
+                    self.end_lost();
                 }
                 Err(_) if course.is_lost() => {
                     self.let_go(&course);

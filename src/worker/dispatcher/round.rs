@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::PgLogLevel;
 
-use super::super::course::{Course, Target};
+use super::super::course::{Course, Target, Written};
 use super::super::now;
 use super::super::webhooks::Webhooks;
 use super::{Dispatcher, End, LONGEST_LOOK_GAP, LOOK_GAP, Seen, UNWOKEN_POLL};
@@ -70,32 +70,33 @@ impl Dispatcher {
             || Instant::now() >= self.next_thorough
             || self.waiting.values().any(|waiting| waiting.again <= at);
         self.just_taken.clear();
-        let end = transaction::run(|| {
+        let (end, saved) = transaction::run(|| {
+            let nothing = Vec::new;
             let Some(extension) = catalog::extension() else {
-                return Some(End::NoExtension);
+                return (Some(End::NoExtension), nothing());
             };
             self.held = !lock::hold_extension(extension);
             if self.held {
-                return None;
+                return (None, nothing());
             }
             if *self.extension.get_or_insert(extension) != extension {
-                return Some(End::OtherExtension);
+                return (Some(End::OtherExtension), nothing());
             }
             if lock::restore_goes_on() {
                 self.let_all_go();
                 self.look_at_all();
                 self.check_cursors = true;
                 self.held = true;
-                return None;
+                return (None, nothing());
             }
             // Nothing can be seen as long as an administrator holds what says what is to be delivered where.
             self.held = look && !lock::hold_ours(LOOKED_AT, Use::Reading);
             if self.held {
                 self.stale = true;
-                return None;
+                return (None, nothing());
             }
             background::relax_commit();
-            connected(|spi| {
+            let saved = connected(|spi| {
                 if look {
                     if thorough {
                         // A restore may have come and gone between two looks; it leaves changes behind.
@@ -106,7 +107,7 @@ impl Dispatcher {
                             // This transaction does not see what it has just made of the events.
                             self.let_all_go();
                             self.look_at_all();
-                            return;
+                            return nothing();
                         }
                         self.look_at_sinks(spi);
                         if self.thorough || changed {
@@ -124,22 +125,34 @@ impl Dispatcher {
                 }
                 let (seen, floors) = (&self.seen, &mut self.floors);
                 let mut found = 0;
-                for course in self.courses.values_mut() {
-                    found = work(spi, course, seen, floors, at).max(found);
+                let mut saved = Vec::new();
+                for (id, course) in &mut self.courses {
+                    let done = work(spi, course, seen, floors, at);
+                    found = done.passed.max(found);
+                    saved.extend(done.written.map(|written| (id.clone(), written)));
                 }
                 if look {
                     self.look_gap = look_gap(found);
                 }
+                saved
             });
-            (self.only.is_some() && self.courses.is_empty() && self.waiting.is_empty())
-                .then_some(End::NotNeeded)
+            let end = (self.only.is_some() && self.courses.is_empty() && self.waiting.is_empty())
+                .then_some(End::NotNeeded);
+            (end, saved)
         })?;
-        self.committed();
+        for (id, written) in saved {
+            self.committed(&id, written);
+        }
+        self.end_lost();
         Ok(end)
     }
 
-    /// After a failed round: every course in a transaction of its own. The one at fault is set aside for a while.
+    /// After a failed round: every course in a transaction of its own. The one at fault is set aside for a while. What the round has
+    /// seen, or has put right, may be rolled back.
     pub(super) fn one_by_one(&mut self) {
+        self.look_at_all();
+        self.check_cursors = true;
+        self.known_changes = None;
         let ids = self.courses.keys().cloned().collect::<Vec<_>>();
         let at = now();
         let mut failed = false;
@@ -150,14 +163,13 @@ impl Dispatcher {
             let (seen, floors) = (&self.seen, &mut self.floors);
             let worked = transaction::run(|| {
                 let held = catalog::extension().is_some_and(lock::hold_extension);
-                if held {
-                    connected(|spi| {
-                        work(spi, &mut course, seen, floors, at);
-                    });
-                }
+                held.then(|| connected(|spi| work(spi, &mut course, seen, floors, at)))
             });
             match worked {
-                Ok(()) => {
+                Ok(done) => {
+                    if let Some(written) = done.and_then(|done| done.written) {
+                        course.committed(written);
+                    }
                     self.courses.insert(id, course);
                 }
                 Err(error) => {
@@ -166,23 +178,27 @@ impl Dispatcher {
                 }
             }
         }
-        self.committed();
+        self.end_lost();
         if !failed {
             // The look itself failed: again, but not at full speed.
-            self.look_at_all();
             self.held = true;
         }
     }
 
-    /// What was saved in a transaction that has committed is off the courses' minds; sinks that are somebody else's are let go, and
-    /// those that cannot run any longer set aside.
-    pub(super) fn committed(&mut self) {
+    /// What was saved in a transaction that has committed is off a course's mind.
+    fn committed(&mut self, id: &str, written: Written) {
+        if let Some(course) = self.courses.get_mut(id) {
+            course.committed(written);
+        }
+    }
+
+    /// Sinks that are another process' are let go, and those that cannot run any longer set aside.
+    pub(super) fn end_lost(&mut self) {
         let ended = self
             .courses
-            .iter_mut()
-            .filter_map(|(id, course)| {
-                (course.committed() || course.unfit().is_some()).then(|| id.clone())
-            })
+            .iter()
+            .filter(|(_, course)| course.is_lost() || course.unfit().is_some())
+            .map(|(id, _)| id.clone())
             .collect::<Vec<_>>();
         for id in ended {
             let Some(course) = self.courses.remove(&id) else {
@@ -282,23 +298,28 @@ impl Dispatcher {
         }
         let saved = transaction::run(|| {
             if !catalog::extension().is_some_and(lock::hold_extension) {
-                return;
+                return Vec::new();
             }
+            let courses = self.courses.iter_mut();
+            let courses = courses.filter(|(_, course)| these(course));
             connected(|spi| {
-                for course in self.courses.values_mut().filter(|course| these(course)) {
-                    course.begin();
-                    course.save(spi);
-                }
-            });
+                let saved = courses.map(|(id, course)| Some((id.clone(), course.save(spi)?)));
+                saved.flatten().collect::<Vec<_>>()
+            })
         });
-        if let Err(error) = saved {
-            transaction::log(
+        match saved {
+            Ok(saved) => {
+                for (id, written) in saved {
+                    self.committed(&id, written);
+                }
+            }
+            Err(error) => transaction::log(
                 PgLogLevel::WARNING,
                 "what was delivered last could not be saved",
                 &error,
-            );
+            ),
         }
-        self.committed();
+        self.end_lost();
     }
 }
 
@@ -319,17 +340,24 @@ fn look_gap(found: usize) -> Duration {
         .clamp(LOOK_GAP, LONGEST_LOOK_GAP)
 }
 
-/// What a course does within a transaction: reads ahead, and saves what is due. Returns how many rows of the stream it has passed.
+/// What a course has done within a transaction.
+struct Done {
+    /// How many rows of the stream it has passed.
+    passed: usize,
+    written: Option<Written>,
+}
+
+/// What a course does within a transaction: reads ahead, and saves what is due.
 fn work(
     spi: &Spi,
     course: &mut Course,
     seen: &BTreeMap<String, Seen>,
     floors: &mut BTreeMap<u32, Floors>,
     at: Time,
-) -> usize {
+) -> Done {
     course.begin();
     course.verify(spi);
-    let mut passed = 0;
+    let (mut passed, mut written) = (0, None);
     let parked = course.wants_to_read_parked(at);
     if matches!(course.target, Target::Network) && (course.wants_to_read() || parked) {
         if let Some(seen) = seen.get(&course.sink.stream)
@@ -349,7 +377,7 @@ fn work(
     }
     course.fill_redelivery(spi);
     if course.unfit().is_some() || course.save_due().is_some_and(|due| due <= at) {
-        course.save(spi);
+        written = course.save(spi);
     }
-    passed
+    Done { passed, written }
 }

@@ -46,7 +46,8 @@ impl Dispatcher {
             if let Some(mut course) = self.courses.remove(id) {
                 // What it delivered is not to be delivered again by its successor.
                 if is_current(id).is_some() {
-                    course.save(spi);
+                    // It ends here. If this transaction fails, its successor goes by what is stored.
+                    let _ = course.save(spi);
                 }
                 self.let_go(&course);
             }
@@ -164,8 +165,8 @@ impl Dispatcher {
         if !lock::hold_ours(&[c"sinks", c"sink_health"], Use::Writing) {
             return;
         }
-        if health::load(spi, id).is_none_or(|health| health.last_error.as_deref() != Some(problem))
-        {
+        let before = health::load(spi, id).unwrap_or_default();
+        if before.last_error.as_deref() != Some(problem) {
             pgrx::warning!("pg_outbox: sink \"{id}\" cannot run: {problem}");
         }
         let next =
@@ -179,7 +180,7 @@ impl Dispatcher {
                 attempts: failures,
                 last_error: Some(problem.to_owned()),
                 next_attempt_at: next,
-                checkpoint: None,
+                checkpoint: before.checkpoint,
             },
         );
     }

@@ -7,7 +7,7 @@ use crate::dispatch::{Floors, Grouping, Mark, Pattern, Place, Snapshot};
 use crate::envelope::{Position, write_cloudevent};
 use crate::pg::lock;
 use crate::pg::spi::Spi;
-use crate::store::cursors;
+use crate::store::cursors::{self, Stand};
 use crate::store::events::{self, Found, Want};
 use crate::store::streams::{Horizon, Stream};
 use crate::store::webhooks::{self, New};
@@ -86,7 +86,7 @@ impl FanOut {
             None => match cursors::load_named(spi, &cursor, false) {
                 Some(saved) => {
                     self.greatest = saved.pair;
-                    saved.place
+                    saved.stand.place
                 }
                 None => return Vec::new(),
             },
@@ -116,8 +116,9 @@ impl FanOut {
         let written = deliver(spi, &self.name, &page.found);
         let pair = cursors::pair_of(&place, Some(self.greatest));
         let count = u64::try_from(written.len()).unwrap_or(0);
-        if cursors::advance(spi, &cursor, None, &place, pair, count) {
-            self.place = Some(place);
+        let to = Stand::at(place);
+        if cursors::advance(spi, &cursor, None, &to, pair, count) {
+            self.place = Some(to.place);
         } else {
             // It was deleted, and perhaps made anew: what it says now counts.
             self.place = None;
