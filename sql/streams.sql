@@ -75,7 +75,7 @@ begin
     end if;
     -- In this order, as the defaults.
     new.txid := pg_current_xact_id();
-    new.seq := nextval(stream.sequence);
+    new.seq := outbox.next_seq(stream.sequence);
     perform outbox.wake_at_commit();
     return new;
 end $$;
