@@ -33,8 +33,7 @@ fn a_row_costs_the_same_whatever_its_transaction_holds() {
     let half = format!("{ask}, topics => '{{half}}', filter => 'subject::int % 4 = 0'");
     http_sink(&mut db, "some", &some, json!({}), &half);
     db.run(&format!(
-        r#"select outbox.create_sink('fn', 'function', config => '{{"function": "take"}}', {ask});
-           select outbox.create_sink('pull', 'pull', "grouping" => 'transaction')"#
+        r#"select outbox.create_sink('fn', 'function', config => '{{"function": "take"}}', {ask})"#
     ));
     let mut total = 0;
     let mut cost = |db: &mut Client, size: i64| {
@@ -42,9 +41,6 @@ fn a_row_costs_the_same_whatever_its_transaction_holds() {
         write(db, "half", size);
         total += size;
         db.run("select outbox.start()");
-        while db.one::<i64>("select count(*) from outbox.poll('pull', 20)") > 0 {
-            assert!(db.one::<bool>("select outbox.ack('pull')"));
-        }
         all.wait_for(total as usize);
         some.wait_for(total as usize / 4);
         until("the function to be called", || {

@@ -1,9 +1,12 @@
 //! What of a stream a sink gets next: reads windows in commit order, and makes what it finds ready.
 
+mod parts;
+
+use self::parts::{Counting, Group, Numbered};
 use super::entry::Entry;
 use super::shaping::{Patience, Shaped, Shaping};
 use crate::dispatch::{Floors, Grouping, Mark, Pattern, Place};
-use crate::envelope::{Event, Part, Position};
+use crate::envelope::{Event, Position};
 use crate::pg::spi::Spi;
 use crate::sinks::Redaction;
 use crate::store::events::{self, Found, Want};
@@ -36,14 +39,7 @@ pub(crate) struct Reader {
     /// The most events in one entry.
     batch_size: usize,
     numbered: Option<Numbered>,
-}
-
-/// How far the events of a transaction that is larger than one entry have been numbered.
-#[derive(Debug, Clone, Copy)]
-struct Numbered {
-    upto: Mark,
-    index: u32,
-    count: u32,
+    counting: Option<Counting>,
 }
 
 /// What one read brought.
@@ -105,6 +101,7 @@ impl Reader {
             lookout: Lookout::default(),
             batch_size,
             numbered: None,
+            counting: None,
         })
     }
 
@@ -157,6 +154,9 @@ impl Reader {
             && reading.passed < ROWS_A_PASS
         {
             let left = wanted.saturating_sub(events).max(1);
+            if !self.has_counted(spi, &group, left) {
+                break;
+            }
             let Some(read) = self.read_on(spi, horizon, floors, left) else {
                 reading.more = false;
                 break;
@@ -183,7 +183,7 @@ impl Reader {
         }
         // One with more events that nobody wants than a pass looks at.
         self.close(spi, &mut group, false, &mut reading.entries);
-        self.numbered = group.numbered(self.place.mark);
+        self.numbered = self.numbered_by(&mut group);
         reading
     }
 
@@ -306,7 +306,7 @@ impl Reader {
 
     /// Makes an entry of a group; `complete` if no more of its transaction is to come.
     fn close(&self, spi: &Spi, group: &mut Group, complete: bool, entries: &mut Vec<Entry>) {
-        if self.want.text && self.chooses() {
+        if self.numbers() {
             self.number(spi, group, complete);
         }
         let mut events = std::mem::take(&mut group.events).into_iter();
@@ -317,85 +317,5 @@ impl Reader {
             }
             entries.push(entry);
         }
-    }
-
-    /// What the store has numbered is the transaction as it was written; where a sink gets a part of that, its own events count.
-    fn number(&self, spi: &Spi, group: &mut Group, complete: bool) {
-        let Some(txid) = group
-            .events
-            .first()
-            .map(|(found, _)| found.event.position.txid)
-        else {
-            return;
-        };
-        let count = |upto| {
-            let mut count = 0;
-            transactions::walk(spi, &self.stream, txid, upto, &self.want, |found| {
-                let shaped = match &self.shaping {
-                    Some(shaping) => shaping.apply(found).len(),
-                    None => found.len(),
-                };
-                count += u32::try_from(shaped).unwrap_or(u32::MAX);
-            });
-            count
-        };
-        let before = group.index.unwrap_or_else(|| count(group.behind));
-        let upto = before.saturating_add(u32::try_from(group.events.len()).unwrap_or(u32::MAX));
-        let whole = if complete {
-            upto
-        } else {
-            group.count.unwrap_or_else(|| count(group.last))
-        };
-        for ((found, _), index) in group.events.iter_mut().zip(before + 1..) {
-            found.event.part = Some(Part {
-                index,
-                count: whole,
-            });
-        }
-        group.index = Some(upto);
-        group.count = Some(whole);
-    }
-}
-
-/// Events of one transaction that go into one entry, as far as they have been read.
-struct Group {
-    events: Vec<Shaped>,
-    /// The last seq of the transaction; of none, 0.
-    last: i64,
-    /// Events up to this seq are not in this pass.
-    behind: i64,
-    /// How many events of it, and of those that the sink gets, come before this group; as far as that is known.
-    index: Option<u32>,
-    /// How many of it the sink gets, if that is known.
-    count: Option<u32>,
-}
-
-impl Group {
-    /// What goes on behind a mark.
-    fn after(mark: Mark, numbered: Option<Numbered>) -> Self {
-        let numbered = numbered.filter(|numbered| numbered.upto == mark);
-        Self {
-            events: Vec::new(),
-            last: if mark.is_within() { mark.group } else { 0 },
-            behind: mark.seq,
-            index: numbered.map(|numbered| numbered.index),
-            count: numbered.map(|numbered| numbered.count),
-        }
-    }
-
-    /// The next transaction.
-    fn begin(&mut self, last: i64) {
-        self.last = last;
-        self.index = Some(0);
-        self.count = None;
-    }
-
-    /// What the next pass needs to know if it goes on at this mark.
-    fn numbered(&self, upto: Mark) -> Option<Numbered> {
-        (self.last == upto.group).then_some(Numbered {
-            upto,
-            index: self.index?,
-            count: self.count?,
-        })
     }
 }
