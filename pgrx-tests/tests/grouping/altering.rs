@@ -247,6 +247,22 @@ fn retention_keeps_what_an_altered_sink_has_not_had() {
     assert_eq!(db.all::<String>(poll), ["b1", "b2"]);
 }
 
+#[test]
+fn what_an_altered_sink_has_not_had_is_known_after_a_move() {
+    let cluster = Cluster::builder().preload(false).start();
+    let mut db = cluster.connect();
+    db.run(r#"select outbox.create_sink('pull', 'pull', "grouping" => 'transaction')"#);
+    interleave(&cluster);
+    let poll = "select topic || subject from outbox.poll('pull', 2)";
+    assert_eq!(db.all::<String>(poll), ["a1", "a2"]);
+    assert!(db.one::<bool>("select outbox.ack('pull')"));
+    db.run(r#"select outbox.alter_sink('pull', "grouping" => 'event')"#);
+    db.run("update outbox.clusters set system_identifier = system_identifier - 1");
+    // What comes between those that it has not had comes again.
+    let all = db.all::<String>("select topic || subject from outbox.poll('pull', 10)");
+    assert_eq!(all, ["b1", "a1", "a2", "b2"]);
+}
+
 /// Numbers from a seed.
 struct Dice(u64);
 
