@@ -61,6 +61,7 @@ declare
     undelivered record;
     last_seq bigint;
     again text;
+    holder text;
 begin
     for s in
         with leases as materialized (
@@ -71,7 +72,7 @@ begin
         select k.id, k.kind, k.stream, k.enabled, c.at_grouping, st.relation, st.sequence, st.pruned_seq, c.done,
                coalesce(c.upto, '3:3:') as upto, coalesce(c.at_seq, at_end) as at_seq, c.at_group, coalesce(c.floor, 0) as floor,
                coalesce(c.ceiling, 0) as ceiling, c.delivered, c.delivered_at, h.state as health, h.attempts, h.last_error,
-               h.next_attempt_at, l.pid, p.events as parked, p.oldest as parked_oldest
+               h.next_attempt_at, k.xmax as sink_xmax, c.xmax as cursor_xmax, l.pid, p.events as parked, p.oldest as parked_oldest
           from outbox.sinks k
           join outbox.streams st on st.name = k.stream
           left join outbox.cursors c on c.name = 'sink:' || k.id
@@ -110,6 +111,12 @@ begin
             when undelivered.events = 0 then 'idle'
             else 'flowing' end;
         again := coalesce(', until ' || to_char(s.next_attempt_at, 'YYYY-MM-DD HH24:MI:SS OF'), '');
+        -- Nothing can be saved as long as somebody is about to change or drop the sink.
+        holder := (select format('the end of transaction %s of pid %s, %s, open since %s, which holds the sink',
+                                 a.backend_xid, a.pid, a.state, to_char(a.xact_start, 'YYYY-MM-DD HH24:MI:SS OF'))
+                     from pg_stat_activity a
+                    where a.backend_xid in (s.sink_xmax, s.cursor_xmax) and a.datname = current_database()
+                      and a.pid <> pg_backend_pid() and a.backend_type <> 'pg_outbox dispatcher' limit 1);
         waiting_for := case
             when state = 'paused' then 'outbox.resume_sink'
             when holders.standstill is not null then holders.standstill
@@ -120,6 +127,7 @@ begin
             when state = 'retrying' and s.parked > 0 then format('the destination, to take %s parked events%s', s.parked, again)
             when state in ('retrying', 'down') then 'the destination' || again
             when state = 'error' then 'outbox.alter_sink' || replace(again, ', until', ', or until')
+            when state = 'flowing' and holder is not null then holder
             when state = 'flowing' then case when s.kind = 'function' then 'its function' else 'the destination' end
             else holders.unfinished
             end;

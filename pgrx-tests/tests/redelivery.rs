@@ -319,3 +319,66 @@ fn a_function_that_fails_again_leaves_nothing_behind() {
     assert_eq!(letter.error, "still broken (SQLSTATE P0001)");
     assert!(letter.attempts > 5 + 5, "{letter:?}");
 }
+
+#[test]
+fn a_letter_that_somebody_holds_is_applied_once_and_holds_up_nothing() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run(
+        r#"create table got (id text); create table refused (id text); insert into refused values ('n2');
+           create function take(e outbox.event[]) returns void language plpgsql as $$
+           begin
+               if exists (select from unnest(e) x join refused r on r.id = x.id) then raise 'no'; end if;
+               insert into got select x.id from unnest(e) x;
+           end $$;
+           select outbox.create_sink('f', 'function', config => '{"function": "take"}')"#,
+    );
+    emit(&mut db, 1..=3);
+    until_dead(&mut db, "f", 1);
+    let mut open = cluster.connect();
+    for call in [
+        "select outbox.redeliver('f')",
+        "select outbox.discard('f', outbox.format_position(txid, seq)) from outbox.dead_letters",
+    ] {
+        // It is being tried when it is held.
+        db.run("select outbox.redeliver('f')");
+        open.run(&format!("begin; {call}"));
+        db.run("delete from refused");
+        let first: i64 = db.one("select count(*) + 2 from got");
+        for n in first..first + 5 {
+            emit(&mut db, n..=n);
+            until(&format!("event {n}"), || {
+                db.one::<bool>(&format!(
+                    "select exists (select from got where id = 'n{n}')"
+                ))
+                .then_some(())
+            });
+        }
+        assert!(!db.one::<bool>("select exists (select from got where id = 'n2')"));
+        db.run("insert into refused values ('n2')");
+        open.run("rollback");
+    }
+    db.run("delete from refused; select outbox.redeliver('f')");
+    until_dead(&mut db, "f", 0);
+    assert_eq!(db.one::<i64>("select count(*) from got where id = 'n2'"), 1);
+}
+
+#[test]
+fn a_sink_that_is_just_being_changed_says_whom_it_waits_for() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run(
+        r#"create function take(outbox.event[]) returns void language sql as 'select';
+           select outbox.create_sink('f', 'function', config => '{"function": "take"}')"#,
+    );
+    let mut open = cluster.connect();
+    let pid: i32 = open.one("select pg_backend_pid()");
+    open.run("begin; select outbox.alter_sink('f', batch_size => 3)");
+    emit(&mut db, 1..=1);
+    until_status(&mut db, "f", "its holder", |status| {
+        let why = status.waiting_for.as_deref().unwrap_or_default();
+        why.contains(&format!("of pid {pid}, ")) && why.ends_with("which holds the sink")
+    });
+    open.run("rollback");
+    until_idle(&mut db, "f");
+}
