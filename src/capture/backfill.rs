@@ -124,11 +124,7 @@ pub(crate) fn chunk(id: i64, most: i32) -> Taken {
             let position = positions.last().and_then(Option::as_deref);
             if !backfills::advance(spi, id, position, positions.len() as i64, is_last) {
                 let code = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
-                Complaint::new(
-                    code,
-                    format!("backfill {id} has been stopped, or is about to be"),
-                )
-                .raise();
+                Complaint::new(code, format!("backfill {id} has been stopped")).raise();
             }
         });
     });
