@@ -128,7 +128,7 @@ begin
             when state in ('retrying', 'down') then 'the destination' || again
             when state = 'error' then 'outbox.alter_sink' || replace(again, ', until', ', or until')
             when state = 'flowing' and holder is not null then holder
-            when state = 'flowing' then case when s.kind = 'function' then 'its function' else 'the destination' end
+            when state = 'flowing' then case when s.kind = 'function' then 'its function' else 'the destination' end || again
             else holders.unfinished
             end;
         return next;

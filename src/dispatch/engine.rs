@@ -349,6 +349,10 @@ impl<T: Item> Engine<T> {
             self.not_before = Some(now.after(wait.min(self.policy.retry_max)));
             self.proven = 0;
         }
+        if delivery.told.is_empty() && outcome.puts_off(*count) {
+            self.put_off(now, range.start);
+            return Vec::new();
+        }
         let up = match (std::mem::take(&mut self.phase), *count) {
             (Phase::Decide, _) => self.decided(now, outcome.alone()),
             (Phase::Test, _) => self.tested(now, range.start, outcome.alone()),
@@ -456,6 +460,18 @@ impl<T: Item> Engine<T> {
             self.park_failed(range.end);
         }
         true
+    }
+
+    /// Nothing of a delivery was tried. No event has failed by that, and nothing is known of the sink. The same comes again after the
+    /// shortest wait, but for a test, for which the next neighbour is asked.
+    fn put_off(&mut self, now: Time, offset: usize) {
+        if std::mem::take(&mut self.phase) == Phase::Test {
+            self.neighbours.failed(offset);
+            self.postpone(now, 0, None);
+        }
+        self.proven = 0;
+        self.up_meanwhile = false;
+        self.not_before = self.not_before.max(Some(now.after(self.policy.retry_min)));
     }
 
     /// The head by itself.

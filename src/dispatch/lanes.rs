@@ -288,6 +288,13 @@ impl<T: Item> Lanes<T> {
         if let Some(wait) = outcome.retry_after() {
             self.leave_alone(now, wait);
         }
+        if outcome.puts_off(total) {
+            self.proven_meanwhile = false;
+            for pick in picks {
+                self.wait_until(&pick.key, now.after(self.policy.retry_min));
+            }
+            return Vec::new();
+        }
         let lone;
         let verdicts = match outcome.verdicts(total) {
             Ok(verdicts) => verdicts,

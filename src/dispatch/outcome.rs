@@ -68,6 +68,11 @@ impl Outcome {
         }
     }
 
+    /// Whether none of `count` events was tried: they have been put off.
+    pub(super) fn puts_off(&self, count: usize) -> bool {
+        matches!(self, Outcome::Cut { .. }) && self.verdicts(count).is_err()
+    }
+
     /// What became of each of `count` events.
     ///
     /// # Errors

@@ -303,12 +303,12 @@ impl<T: Item> Queue<T> {
 
     /// What can be handed over from the head on, in one piece: untried entries only, at most
     /// `limit` of them, and no more than `room` events unless the first stands for more; or a head
-    /// that has failed before, alone. What is parked in between is not meant.
+    /// that has failed before, alone. What is parked or decided in between is not meant.
     pub(super) fn first_batch(&self, limit: usize, room: usize) -> Range<usize> {
         let (mut untried, mut events) = (0usize, 0usize);
         let mut end = 1;
         for (offset, entry) in self.entries.iter().enumerate() {
-            if entry.mark == Mark::Parked {
+            if !entry.is_pending() {
                 continue;
             }
             events = events.saturating_add(entry.item.weight());

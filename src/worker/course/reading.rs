@@ -67,7 +67,8 @@ impl Course {
 
     /// What has gone through ahead is written like what is settled.
     pub(super) fn note_ahead(&mut self) {
-        if self.engine.through_ahead().next().is_some() {
+        if self.engine.through_ahead().next().is_some() && self.through_ahead() != self.saved.ahead
+        {
             self.touch();
         }
     }

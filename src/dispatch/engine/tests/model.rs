@@ -53,6 +53,7 @@ fn policies() -> impl Strategy<Value = Policy> {
     )
 }
 
+/// In each of which everything is settled in the end.
 fn styles() -> impl Strategy<Value = Style> {
     prop_oneof![3 => Just(Style::Mute), 2 => Just(Style::Naming), 1 => Just(Style::Judging), 2 => Just(Style::Halting)]
 }
@@ -67,7 +68,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         40 => Just(Move::Step),
         6 => vec(items(), 1..12).prop_map(Move::Write),
         6 => Just(Move::Toggle),
-        2 => styles().prop_map(Move::Speak),
+        3 => prop_oneof![2 => styles(), 1 => Just(Style::PuttingOff)].prop_map(Move::Speak),
         2 => (-100_000..100_000_i64).prop_map(Move::Jump),
         2 => proptest::option::of(millis(0..90_000)).prop_map(Move::Ask),
         1 => policies().prop_map(Move::Adopt),

@@ -35,6 +35,8 @@ pub(super) enum Style {
     Judging,
     /// Takes what comes before the first, names that, and does not try what comes behind it.
     Halting,
+    /// Puts it off, as if it had not been handed over, and takes the others.
+    PuttingOff,
 }
 
 #[derive(Debug)]
@@ -86,6 +88,13 @@ impl Sink {
                 failures: vec![failure(first, false)],
                 untried: (first + 1..ids.len()).collect(),
                 retry_after: self.retry_after,
+            };
+        }
+        if self.style == Style::PuttingOff {
+            return Outcome::Cut {
+                failures: Vec::new(),
+                untried: bad,
+                retry_after: None,
             };
         }
         let mut failures: Vec<Failure> =

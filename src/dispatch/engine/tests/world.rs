@@ -172,9 +172,9 @@ impl World {
     }
 
     fn ids(&self, range: &Range<usize>) -> Vec<usize> {
-        range
-            .clone()
-            .map(|offset| self.engine.get(offset).expect("in the queue").id)
+        self.engine
+            .to_deliver(range)
+            .map(|event| event.id)
             .collect()
     }
 
@@ -207,8 +207,10 @@ impl World {
             );
         }
         if range.start == 0 {
+            assert_eq!(ids[0], head, "from the head on");
+            let undecided = (head..=ids[ids.len() - 1]).filter(|id| !self.through.contains(id));
             assert!(
-                ids.iter().copied().eq(head..head + ids.len()),
+                ids.iter().copied().eq(undecided),
                 "in order, nothing left out"
             );
         } else {
@@ -238,10 +240,18 @@ impl World {
         let mut untried: BTreeSet<usize> = BTreeSet::new();
         match outcome {
             Outcome::Delivered => gone.extend(&ids),
-            Outcome::Cut { failures, .. } => {
-                let end = failures[0].index;
-                gone.extend(&ids[..end]);
-                untried.extend(&ids[end + 1..]);
+            Outcome::Cut {
+                failures,
+                untried: put_off,
+                ..
+            } => {
+                for (index, id) in ids.iter().enumerate() {
+                    if put_off.contains(&index) {
+                        untried.insert(*id);
+                    } else if failures.iter().all(|failure| failure.index != index) {
+                        gone.insert(*id);
+                    }
+                }
             }
             Outcome::Partial(failures) => {
                 gone.extend(&ids);
@@ -274,7 +284,9 @@ impl World {
         } else if testing {
             self.tests_failed = true;
         }
-        let decided = deciding && failed_before > 0 && self.evidence(head) >= self.enough();
+        let all_put_off = untried.len() == ids.len();
+        let decided =
+            deciding && !all_put_off && failed_before > 0 && self.evidence(head) >= self.enough();
 
         for settled in self.engine.outcome(Time(self.now), outcome) {
             let id = settled.item.id;
@@ -300,7 +312,7 @@ impl World {
             self.fates.push(settled.fate);
         }
         assert!(!decided || self.fates.len() > head, "a decision is one");
-        let asked_for_calm = outcome.retry_after().is_some();
+        let asked_for_calm = outcome.retry_after().is_some() || all_put_off;
         let next = self.fates.len();
         self.tests_failed &= next == head;
         self.run = self.run.filter(|end| !asked_for_calm && *end > next);

@@ -1,18 +1,20 @@
 //! What a function may give back, how long it may take, and what becomes of its effects.
 
+mod ahead;
+#[path = "../scene/mod.rs"]
 mod scene;
 
 use outbox_tests::Sql;
 use postgres::Client;
 use scene::{emit, ids, ids_without, quick, status, until_dead, until_idle, until_status};
 
-fn sink(db: &mut Client, config: &str, arguments: &str) {
+pub(crate) fn sink(db: &mut Client, config: &str, arguments: &str) {
     db.run(&format!(
         "select outbox.create_sink('taker', 'function', config => '{config}'{arguments})"
     ));
 }
 
-fn seen(db: &mut Client) -> Vec<String> {
+pub(crate) fn seen(db: &mut Client) -> Vec<String> {
     db.all("select id from seen order by substr(id, 2)::int")
 }
 
