@@ -17,6 +17,7 @@ alter sequence outbox.audit_events_seq_seq owned by outbox.audit_events.seq;
 comment on table outbox.audit_events is 'records of the stream audit: who did what to which resource; append-only for everyone but retention';
 comment on column outbox.audit_events.admission is 'why it was allowed: the decision, policy or role, as the application says';
 create index audit_events_position on outbox.audit_events (txid, seq);
+select outbox.guard_numbers('outbox.audit_events');
 create trigger outbox_wake before insert on outbox.audit_events for each statement execute function outbox.wake();
 insert into outbox.streams (name, relation, sequence, numbering, builtin, shape)
 select 'audit', 'outbox.audit_events', s.sequence, pg_relation_filenode(s.sequence), true, 'audit'

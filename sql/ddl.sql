@@ -177,6 +177,24 @@ begin
      where r.home = outbox.home() and r.function <> outbox.function_name(r.function_oid);
 end $$;
 
+-- A sequence's other options make no difference to a stream.
+create function outbox.keep_numbers() returns event_trigger
+    language plpgsql security definer set search_path = pg_catalog, outbox, pg_temp as $$
+declare
+    s outbox.streams;
+    is_behind boolean;
+begin
+    for s in select t.* from outbox.streams t join pg_event_trigger_ddl_commands() d on d.classid = 'pg_class'::regclass and d.objid = t.sequence loop
+        execute format('select q.last_value < (select max(e.seq) from %s e) from %s q', s.relation, s.sequence) into is_behind;
+        if is_behind then
+            raise exception 'the numbers of stream "%" do not begin again', s.name
+                using errcode = '22023', detail = 'Sinks have passed the numbers that its sequence would give to new events.',
+                      hint = format('Numbers begin again with: truncate %s restart identity', s.relation);
+        end if;
+    end loop;
+end $$;
+create event trigger outbox_numbers on ddl_command_end when tag in ('ALTER SEQUENCE') execute function outbox.keep_numbers();
+
 create event trigger outbox_ddl on ddl_command_end
     when tag in ('CREATE TABLE', 'CREATE TABLE AS', 'CREATE FOREIGN TABLE', 'ALTER TABLE', 'ALTER FOREIGN TABLE', 'ALTER SCHEMA', 'ALTER TYPE', 'ALTER DOMAIN',
                  'ALTER FUNCTION', 'ALTER EXTENSION', 'ALTER PROCEDURE', 'ALTER ROUTINE', 'ALTER AGGREGATE', 'ALTER OPERATOR', 'ALTER VIEW', 'REVOKE',

@@ -26,6 +26,7 @@ begin
         return next 'execute on function outbox.emit(text, jsonb, text, text, text, jsonb, text, text)';
         return next 'execute on function outbox.new_id()';
         return next 'execute on function outbox.next_seq(regclass)';
+        return next 'execute on function outbox.is_drawn(bigint)';
         return next 'execute on function outbox.audit(text, text, text, jsonb, jsonb, text, text)';
         return next 'execute on function outbox.record_usage(text, timestamptz, text, numeric, text, interval)';
         return query select outbox.emit_part(s.relation) from outbox.streams s;

@@ -33,6 +33,17 @@ create function outbox.next_number(sequence regclass) returns bigint
     language c volatile strict as 'MODULE_PATHNAME', 'next_number_wrapper';
 comment on function outbox.next_number(regclass) is 'the same for other sequences of the extension';
 
+-- As an identity column that is always generated would have it: positions are not an application's to choose.
+create function outbox.is_drawn(seq bigint) returns boolean
+    language c volatile strict as 'MODULE_PATHNAME', 'is_drawn_wrapper';
+comment on function outbox.is_drawn(bigint) is 'whether outbox.next_seq has given this number to this session just now; true in a session that restores a dump';
+create function outbox.refuse_number() returns trigger
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    raise exception 'cannot insert a non-DEFAULT value into column "seq"'
+        using errcode = '428C9', detail = 'The number of an event is drawn when it is written.', hint = 'Leave out the columns txid and seq.';
+end $$;
+
 -- Called before each insert statement on a stream: the commit then wakes the dispatcher, once, however many events.
 create function outbox.wake() returns trigger
     language c as 'MODULE_PATHNAME', 'wake_wrapper';
@@ -130,6 +141,12 @@ create table outbox.clusters (
 alter table outbox.clusters replica identity full;
 comment on table outbox.clusters is 'system identifiers of the clusters whose transaction ids the stored positions speak of';
 
+create function outbox.guard_numbers(relation regclass) returns void
+    language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
+begin
+    execute format('create trigger outbox_numbers before insert on %s for each row when (not outbox.is_drawn(new.seq)) execute function outbox.refuse_number()', relation);
+end $$;
+
 -- The table of a stream: also used for the built-in ones, so that all are of one shape.
 create function outbox.make_stream_table(name text, relation text) returns void
     language plpgsql set search_path = pg_catalog, outbox, pg_temp as $$
@@ -156,6 +173,7 @@ begin
     execute format('create index %I on outbox.%I (txid, seq)', relation || '_position', relation);
     execute format('create trigger outbox_wake before insert on outbox.%I for each statement execute function outbox.wake()', relation);
     perform outbox.keep_apart(format('outbox.%I', relation)::regclass);
+    perform outbox.guard_numbers(format('outbox.%I', relation));
     execute format('comment on table outbox.%I is %L', relation, 'events of the stream ' || name || '; the position of an event is (txid, seq)');
     execute format('comment on column outbox.%I.for_sink is %L', relation,
                    'written by a backfill to one sink: the number of that sink in outbox.sinks. No other reader of the stream gets the event');
@@ -182,7 +200,7 @@ create function outbox.is_plain_stream(relation oid) returns boolean
                      'headers jsonb f (NULLIF(current_setting(''outbox.headers''::text, true), ''''::text))::jsonb; for_sink integer f ', s.sequence::text)
                and (select array_agg(pg_get_constraintdef(k.oid)) from pg_constraint k where k.conrelid = c.oid and k.contype in ('c', 'f', 'x'))
                    = array['CHECK ((topic <> ''''::text))']
-               and not exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgname not in ('outbox_wake', 'outbox_replicated') and t.tgtype & 4 <> 0)
+               and not exists (select from pg_trigger t where t.tgrelid = c.oid and t.tgname not in ('outbox_wake', 'outbox_numbers', 'outbox_replicated') and t.tgtype & 4 <> 0)
                -- What is built in is not mentioned there.
                and not exists (select from pg_index i join pg_depend d on d.classid = 'pg_class'::regclass and d.objid = i.indexrelid
                                 where i.indrelid = c.oid

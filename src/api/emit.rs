@@ -6,7 +6,7 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 use crate::pg::call::{Arguments, Text};
 use crate::pg::error::{Complaint, OrRaise};
 use crate::pg::spi::{Arg, Mode, connected};
-use crate::pg::{catalog, sequence, xact};
+use crate::pg::{catalog, security, sequence, xact};
 use crate::settings;
 use crate::store::streams;
 
@@ -38,6 +38,12 @@ fn next_seq(call: pg_sys::FunctionCallInfo) -> i64 {
 #[pg_extern(sql = false)]
 fn next_number(call: pg_sys::FunctionCallInfo) -> i64 {
     drawn(call, |_| true)
+}
+
+#[pg_extern(sql = false)]
+fn is_drawn(call: pg_sys::FunctionCallInfo) -> bool {
+    // A dump brings the numbers that it holds.
+    security::has_no_path() || Arguments::of(call).i64(0).is_some_and(sequence::is_last)
 }
 
 fn drawn(call: pg_sys::FunctionCallInfo, is_one: impl FnOnce(&str) -> bool) -> i64 {

@@ -4,6 +4,8 @@
 //! step is always one, and no session keeps numbers back, whatever the sequence's options say. So a number that is drawn later, in whatever
 //! session, is a greater one, which is what the order of events rests on.
 
+use std::cell::Cell;
+
 use pgrx::{PgSqlErrorCode, pg_sys};
 
 use super::error::Complaint;
@@ -27,6 +29,15 @@ const ROW: pg_sys::OffsetNumber = 1;
 type Locator = pg_sys::RelFileNode;
 #[cfg(not(feature = "pg15"))]
 type Locator = pg_sys::RelFileLocator;
+
+thread_local! {
+    static LAST: Cell<Option<i64>> = const { Cell::new(None) };
+}
+
+/// Whether a number is the last that this session has drawn, of whatever sequence.
+pub(crate) fn is_last(number: i64) -> bool {
+    LAST.get() == Some(number)
+}
 
 /// Draws so many numbers, which follow one another, and returns the first. The transaction has its id before it has its first number.
 pub(crate) fn draw(sequence: pg_sys::Oid, count: i64) -> i64 {
@@ -66,7 +77,7 @@ pub(crate) fn draw(sequence: pg_sys::Oid, count: i64) -> i64 {
         };
         // After a checkpoint the first one logs anew: what was logged before may not be read again.
         let must_log = !state.is_called
-            || state.logged < count
+            || state.logged < last - state.last
             || (*page.cast::<pg_sys::PageHeaderData>()).pd_lsn_value() <= pg_sys::GetRedoRecPtr();
 
         pg_sys::CritSectionCount += 1;
@@ -93,13 +104,14 @@ pub(crate) fn draw(sequence: pg_sys::Oid, count: i64) -> i64 {
             logged: if must_log {
                 AHEAD
             } else {
-                state.logged - count
+                state.logged - (last - state.last)
             },
             is_called: true,
         };
         pg_sys::CritSectionCount -= 1;
         pg_sys::UnlockReleaseBuffer(buffer);
         pg_sys::relation_close(relation, pg_sys::NoLock as i32);
+        LAST.set(Some(last));
         first
     }
 }

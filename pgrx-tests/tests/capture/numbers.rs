@@ -170,3 +170,17 @@ fn numbers_are_not_given_out_again() {
     db.run("truncate outbox.events restart identity; insert into t values (201)");
     assert_eq!(db.one::<i64>("select seq from outbox.events"), 1);
 }
+
+#[test]
+fn numbers_do_not_begin_again_below_events_that_are_there() {
+    let (_cluster, mut db) = quiet();
+    db.run("select outbox.emit('a') from generate_series(1, 50)");
+    let refusal = db.refused("alter sequence outbox.events_seq_seq restart");
+    assert_eq!(refusal.sqlstate, "22023");
+    assert!(refusal.hint.is_some());
+    db.run("alter sequence outbox.events_seq_seq cache 7 increment 3 cycle; alter sequence outbox.events_seq_seq restart with 1000");
+    db.run("select outbox.emit('a')");
+    assert_eq!(db.one::<i64>("select max(seq) from outbox.events"), 1000);
+    let refusal = db.refused("insert into outbox.events (seq, topic) values (2000, 'a')");
+    assert_eq!(refusal.sqlstate, "428C9");
+}

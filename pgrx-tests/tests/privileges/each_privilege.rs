@@ -14,7 +14,14 @@ fn who_may_emit_writes_events_and_no_more() {
     let able = abilities(&mut db, "app");
     assert_eq!(
         functions(&able),
-        BTreeSet::from(["audit", "emit", "new_id", "record_usage"])
+        BTreeSet::from([
+            "audit",
+            "emit",
+            "is_drawn",
+            "new_id",
+            "next_seq",
+            "record_usage"
+        ])
     );
     let columns = [
         "id", "topic", "source", "subject", "tenant", "time", "payload", "headers",
