@@ -437,3 +437,43 @@ fn fewer_attempts_can_be_asked_for() {
     until_idle(&mut db, "picky");
     assert_eq!(receiver.ids(), ids_without(20, &[3, 13]));
 }
+
+#[test]
+fn trouble_is_told_from_the_first_failure_on_and_so_is_its_end() {
+    let cluster = quick().setting("outbox.retry_min", "200ms").start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    // A batch that fails slowly is searched for long, without a wait in between.
+    receiver.reply_always(Reply::hang());
+    http_sink(&mut db, "w", &receiver, json!({"timeout_ms": 1_500}), "");
+    emit(&mut db, 1..=32);
+    let first = receiver.wait_for_requests(2).len();
+    let told = until_status(&mut db, "w", "trouble", |status| status.state != "flowing");
+    assert_eq!(told.state, "retrying");
+    assert!(told.attempts >= 1 && told.last_error.is_some(), "{told:?}");
+    assert!(first < 5, "the search goes on: {first} requests");
+    receiver.reply_always(Reply::ok());
+    until_idle(&mut db, "w");
+    let log = cluster.log();
+    for part in [
+        "WARNING:  pg_outbox: sink \"w\" is retrying, attempts: ",
+        "WARNING:  pg_outbox: sink \"w\" is in good order again, attempts before: ",
+    ] {
+        assert_eq!(log.matches(part).count(), 1, "{part}: {log}");
+    }
+
+    // What is given up is an error in the log.
+    receiver.reply_with(
+        |request| match request.body.windows(4).any(|part| part == b"\"n40") {
+            true => Reply::status(500),
+            false => Reply::ok(),
+        },
+    );
+    emit(&mut db, 40..=42);
+    let dead = until_dead(&mut db, "w", 1);
+    let position = dead[0].position.clone();
+    let line = format!("ERROR:  pg_outbox: sink \"w\": event {position} dead-lettered after");
+    outbox_tests::until("the log to say so", || {
+        cluster.log().contains(&line).then_some(())
+    });
+}

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::PgLogLevel;
 
-use super::maintenance::in_transaction;
+use super::maintenance::{durably, in_transaction};
 use crate::capture::backfill::{self, Taken};
 use crate::pg::culprits::Culprit;
 use crate::pg::error::PgError;
@@ -110,7 +110,7 @@ impl Backfilling {
             time: LIMIT,
             culprit: Culprit::Backfill(id),
         };
-        let taken = in_transaction(|_| timeout::within(Some(limit), || backfill::chunk(id, most)));
+        let taken = durably(|_| timeout::within(Some(limit), || backfill::chunk(id, most)));
         let expired = timeout::take_expired();
         match taken {
             Ok(Some(Taken::Chunk)) => {

@@ -164,11 +164,16 @@ fn failed(error: &PgError) {
 
 /// None if the extension is being dropped or is gone. What a crash undoes is done again.
 pub(super) fn in_transaction<R>(body: impl FnOnce(&Spi) -> R) -> Result<Option<R>, PgError> {
+    durably(|spi| {
+        background::relax_commit();
+        body(spi)
+    })
+}
+
+/// The same for what writes events: they go out as soon as they are committed, and a crash must not undo that.
+pub(super) fn durably<R>(body: impl FnOnce(&Spi) -> R) -> Result<Option<R>, PgError> {
     transaction::run(|| {
         let held = catalog::extension().is_some_and(lock::hold_extension);
-        held.then(|| {
-            background::relax_commit();
-            connected(body)
-        })
+        held.then(|| connected(body))
     })
 }
