@@ -82,7 +82,7 @@ fn set_aside(poison: &[i64], batch_size: u32) {
         assert_eq!(letter.error, HTTP_500);
         assert_eq!(letter.event["data"], json!({"n": n}));
         let told = format!(
-            "WARNING:  pg_outbox: sink \"picky\": event {} dead-lettered after {} attempts",
+            "ERROR:  pg_outbox: sink \"picky\": event {} dead-lettered after {} attempts",
             letter.position, letter.attempts
         );
         assert!(cluster.log().contains(&told), "{told}");
