@@ -23,9 +23,10 @@ use std::sync::Arc;
 use super::streams::{self, Shape, Stream};
 use super::{audit, functions, transactions};
 use crate::dispatch::{Floors, Grouping, Mark, Place, Snapshot, Window};
+use crate::pg::catalog;
 use crate::pg::error::Complaint;
+use crate::pg::lock::{self, Use};
 use crate::pg::spi::{Arg, Spi};
-use crate::pg::{catalog, lock};
 use pgrx::PgSqlErrorCode;
 
 /// A cursor's windows are counted on from here, so that a save by somebody who has not noticed is refused.
@@ -43,10 +44,19 @@ struct Signs {
 }
 
 fn signs(spi: &Spi) -> Signs {
-    spi.read(
+    // What a session holds there concerns the recorder of usage alone: that has its own look at it.
+    let recorder = if lock::hold_ours(&[c"usage_recorder"], Use::Reading) {
+        " union all select from outbox.usage_recorder where home <> $3"
+    } else {
+        ""
+    };
+    let sql = format!(
         "select exists (select from outbox.clusters where system_identifier <> $1 or since_xid >= $2),
                 exists (select from outbox.streams where numbering <> pg_relation_filenode(sequence)),
-                exists (select from outbox.sinks where home <> $3 union all select from outbox.usage_recorder where home <> $3)",
+                exists (select from outbox.sinks where home <> $3{recorder})"
+    );
+    spi.read(
+        &sql,
         &[
             Arg::I64(Some(catalog::system_identifier())),
             Arg::Xid(catalog::next_xid()),
