@@ -335,3 +335,27 @@ fn whoever_stops_one_does_not_wait_for_its_chunk() {
     });
     assert_eq!(events(&mut db), []);
 }
+
+#[test]
+fn a_row_whose_key_grows_while_its_chunk_waits_is_in_a_later_one() {
+    for moving in [3, 5, 8, 10, 17, 18] {
+        let (cluster, mut db) = filled(18);
+        let mut writer = cluster.connect();
+        writer.run(&format!("begin; update t set id = 500 where id = {moving}"));
+        db.run("select outbox.backfill('t', chunk_size => 5)");
+        until("the chunk to wait for the row", || {
+            db.one::<bool>("select exists (select from pg_locks where not granted and locktype = 'transactionid')")
+                .then_some(())
+        });
+        writer.run("commit");
+        until_done(&mut db);
+        let mut snapshots = events(&mut db)
+            .into_iter()
+            .filter(|event| event.0 == "outbox.public.t.snapshot")
+            .map(|event| event.2["id"].as_i64().expect("a key"))
+            .collect::<Vec<_>>();
+        snapshots.sort();
+        let expected = (1..=18).filter(|id| *id != moving).chain([500]);
+        assert_eq!(snapshots, expected.collect::<Vec<_>>(), "{moving}");
+    }
+}

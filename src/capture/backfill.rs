@@ -36,8 +36,51 @@ pub(crate) enum Taken {
 /// With so many events undelivered, no more are added.
 const MOST_UNDELIVERED: i64 = 10_000;
 
-/// The rows of a chunk, with one more, which tells whether it is the last. Columns bear the names that statements know, in the order of the table.
-fn rows_sql(capture: &Capture, backfill: &Backfill) -> String {
+/// The columns of the key, in the order of the key.
+fn key(backfill: &Backfill) -> Vec<String> {
+    let columns = backfill.key.iter();
+    columns
+        .map(|name| format!("t.{}", identifier(name)))
+        .collect()
+}
+
+/// The key of a row, as it is kept.
+fn position(backfill: &Backfill) -> String {
+    let printed = key(backfill).into_iter();
+    let printed = printed.map(|column| format!("outbox.printed({column})"));
+    let printed = printed.collect::<Vec<_>>().join(", ");
+    format!("array[{printed}] as position")
+}
+
+/// A condition on the key, such as being greater than what was kept.
+fn compared(backfill: &Backfill, operator: &str, position: &[String]) -> String {
+    let values = position.iter().zip(&backfill.types);
+    let values = values.map(|(value, type_)| format!("{}::{type_}", literal(value)));
+    let values = values.collect::<Vec<_>>().join(", ");
+    format!("({}) {operator} ({values})", key(backfill).join(", "))
+}
+
+fn behind(backfill: &Backfill) -> String {
+    backfill.position.as_ref().map_or_else(
+        || "true".to_owned(),
+        |position| compared(backfill, ">", position),
+    )
+}
+
+/// The key of the last row of a full chunk, and one more if it is not the last chunk.
+fn end_sql(backfill: &Backfill) -> String {
+    format!(
+        "select {} from {} t where {} order by {} offset {} limit 2",
+        position(backfill),
+        backfill.table,
+        behind(backfill),
+        key(backfill).join(", "),
+        i64::from(backfill.chunk_size) - 1,
+    )
+}
+
+/// The rows of a chunk that ends with this key, or with the table. Columns bear the names that statements know, in the order of the table.
+fn rows_sql(capture: &Capture, backfill: &Backfill, end: Option<&[String]>) -> String {
     let last = capture
         .table_columns
         .iter()
@@ -55,31 +98,16 @@ fn rows_sql(capture: &Capture, backfill: &Backfill) -> String {
             None => format!("null::int as {name}"),
         }
     });
-    let key = backfill
-        .key
-        .iter()
-        .map(|name| format!("t.{}", identifier(name)));
-    let key = key.collect::<Vec<_>>();
-    let printed = key.iter().map(|column| format!("outbox.printed({column})"));
     let columns = cells
-        .chain([format!(
-            "array[{}] as position",
-            printed.collect::<Vec<_>>().join(", ")
-        )])
+        .chain([position(backfill)])
         .collect::<Vec<_>>()
         .join(", ");
-    let behind = backfill.position.as_ref().map(|position| {
-        let values = position.iter().zip(&backfill.types);
-        let values = values.map(|(value, type_)| format!("{}::{type_}", literal(value)));
-        let values = values.collect::<Vec<_>>().join(", ");
-        format!(" where ({}) > ({values})", key.join(", "))
-    });
+    let end = end.map_or_else(|| "true".to_owned(), |end| compared(backfill, "<=", end));
     format!(
-        "select {columns} from {} t{} order by {} limit {} for share of t",
+        "select {columns} from {} t where {} and {end} order by {} for share of t",
         backfill.table,
-        behind.unwrap_or_default(),
-        key.join(", "),
-        i64::from(backfill.chunk_size) + 1,
+        behind(backfill),
+        key(backfill).join(", "),
     )
 }
 
@@ -105,23 +133,26 @@ pub(crate) fn chunk(id: i64, most: i32) -> Taken {
         owner: backfill.owner,
         ..capture
     };
-    let (rows, mut positions) = as_extension_printing(Printed::BySettings, || {
+    // Where the chunk ends is settled before a row is locked: one whose lock is waited for may have another key then.
+    let (end, rows, positions) = as_extension_printing(Printed::BySettings, || {
         connected(|spi| {
-            let found = spi.write(&rows_sql(&capture, &backfill), &[]);
+            let ends = spi.write(&end_sql(&backfill), &[]).map(|row| row.texts(0));
+            let end = match &ends[..] {
+                [Some(end), _] => Some(end.clone()),
+                _ => None,
+            };
+            let found = spi.write(&rows_sql(&capture, &backfill, end.as_deref()), &[]);
             let column = found.width().saturating_sub(1);
             let positions = found.map(|row| row.texts(column));
-            (ChangedRows::copied(&found), positions)
+            (end, ChangedRows::copied(&found), positions)
         })
     });
-    let size = usize::try_from(backfill.chunk_size).unwrap_or(1);
-    let is_last = positions.len() <= size;
-    positions.truncate(size);
-    let within = (1..).take(positions.len()).collect::<Vec<i64>>();
-    let rows = rows.only(&within);
+    let is_last = end.is_none();
     write(&capture, &backfill, &rows, is_last);
     as_extension_printing(Printed::BySettings, || {
         connected(|spi| {
-            let position = positions.last().and_then(Option::as_deref);
+            let last = || positions.last().and_then(Option::as_deref);
+            let position = end.as_deref().or_else(last);
             if !backfills::advance(spi, id, position, positions.len() as i64, is_last) {
                 let code = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
                 Complaint::new(code, format!("backfill {id} has been stopped")).raise();
