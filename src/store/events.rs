@@ -8,6 +8,7 @@ use super::streams::{Shape, Stream};
 use crate::dispatch::{Mark, Pattern, Place, Window};
 use crate::envelope::{Event, Position};
 use crate::pg::spi::{Arg, Record, RecordType, Row, Spi};
+use crate::pg::transaction;
 
 /// What a reader wants to see, and in what form.
 #[derive(Clone, Default)]
@@ -47,9 +48,16 @@ pub(crate) struct Found {
     pub(crate) event: Event,
     pub(crate) record: Option<Record>,
     pub(crate) mark: Mark,
-    /// Whether all that is to be printed of it has a form in UTF-8.
-    pub(crate) is_sayable: bool,
+    /// Why it cannot be printed, if that is so and it is to be.
+    pub(crate) problem: Option<&'static str>,
 }
+
+/// An event of a database in SQL_ASCII, which takes any bytes, may not be fit for JSON.
+const UNSAYABLE: &str = "it holds text that is not valid UTF-8";
+/// Control characters have texts of six.
+const UNPRINTABLE: &str = "its payload or headers are too large to be printed";
+/// Bytes of jsonb. A text of Postgres has a gigabyte at the most.
+const MAY_NOT_BE_PRINTABLE: usize = 100 << 20;
 
 /// A stretch of a window.
 pub(crate) struct Page {
@@ -289,10 +297,18 @@ pub(crate) fn take(
     let id = spelled(false, 2).unwrap_or_default();
     let source = spelled(true, 4);
     let subject = spelled(true, 5);
+    let mut printable = true;
     let mut printed = |column| {
-        want.text
-            .then(|| row.json_as_said(column, &mut exact))
-            .flatten()
+        if !want.text {
+            return None;
+        }
+        if row.raw_json_size(column) < MAY_NOT_BE_PRINTABLE {
+            return row.json_as_said(column, &mut exact);
+        }
+        // Its text may be longer than Postgres can hold. That is its own trouble, and nobody else's.
+        let printed = transaction::nested(|| row.json_as_said(column, &mut exact));
+        printable &= printed.is_ok();
+        printed.ok().flatten()
     };
     let event = Event {
         position: position_of(row),
@@ -313,7 +329,11 @@ pub(crate) fn take(
         record,
         mark,
         // As a record, it is what it is in the table.
-        is_sayable: exact || !want.text,
+        problem: match want.text {
+            true if !printable => Some(UNPRINTABLE),
+            true if !exact => Some(UNSAYABLE),
+            _ => None,
+        },
     })
 }
 

@@ -20,9 +20,6 @@ pub(super) const ROWS_A_PASS: usize = 20_000;
 /// Rows that a pass walks over to find out which transaction is next.
 const WALKED_A_PASS: usize = 2_000;
 
-/// Why an event of a database in SQL_ASCII, which takes any bytes, may not be fit for JSON.
-const UNSAYABLE: &str = "it holds text that is not valid UTF-8";
-
 /// Reads for one sink, ahead of what has been delivered.
 #[derive(Clone)]
 pub(crate) struct Reader {
@@ -239,9 +236,9 @@ impl Reader {
             None => found.into_iter().map(|found| (found, None)).collect(),
         };
         let say = |(mut found, problem): Shaped| {
-            let unsayable = (!found.is_sayable).then(|| UNSAYABLE.to_owned());
+            let as_it_is = found.problem.map(str::to_owned);
             let unredacted = self.take_out(&mut found.event);
-            (found, problem.or(unsayable).or(unredacted))
+            (found, problem.or(as_it_is).or(unredacted))
         };
         shaped.into_iter().map(say).collect()
     }

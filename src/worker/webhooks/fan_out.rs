@@ -147,10 +147,7 @@ fn deliver(spi: &Spi, stream: &str, found: &[Found]) -> Vec<(i64, String)> {
         });
     }
     let mut new = New::default();
-    for Found {
-        event, is_sayable, ..
-    } in found
-    {
+    for Found { event, problem, .. } in found {
         let tenant = event.tenant.as_deref().unwrap_or_default();
         let wanted = wishes.get(tenant).into_iter().flatten();
         let wanted = wanted.filter(|wish| wish.wants(&event.topic, event.position.txid));
@@ -158,9 +155,9 @@ fn deliver(spi: &Spi, stream: &str, found: &[Found]) -> Vec<(i64, String)> {
         if ids.is_empty() {
             continue;
         }
-        if !is_sayable {
+        if let Some(problem) = problem {
             pgrx::warning!(
-                "pg_outbox: event {} is delivered to no webhook: it holds text that is not valid UTF-8",
+                "pg_outbox: event {} is delivered to no webhook: {problem}",
                 event.position
             );
             continue;
