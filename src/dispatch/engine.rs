@@ -202,6 +202,12 @@ impl<T: Item> Engine<T> {
         self.queue.through()
     }
 
+    /// What is in flight, to be changed: it may come to stand for fewer events.
+    pub fn in_flight_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        let range = self.in_flight().unwrap_or_default();
+        self.queue.pending_mut(range)
+    }
+
     /// All events that have not left.
     pub fn items(&self) -> impl Iterator<Item = &T> {
         self.queue.items()

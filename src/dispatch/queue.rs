@@ -145,8 +145,6 @@ pub(super) struct Queue<T: Item> {
     entries: VecDeque<Entry<T>>,
     /// Events of these keys are parked, now and until further notice.
     held: BTreeSet<T::Key>,
-    /// How many events the entries stand for.
-    events: usize,
     /// What is known of the head before it is pushed: after a restart.
     awaited: Trial,
 }
@@ -157,14 +155,13 @@ impl<T: Item> Queue<T> {
         Queue {
             entries: VecDeque::new(),
             held: BTreeSet::new(),
-            events: 0,
             awaited,
         }
     }
 
     /// How many events the entries stand for.
     pub(super) fn events(&self) -> usize {
-        self.events
+        self.items().map(Item::weight).sum()
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -178,7 +175,6 @@ impl<T: Item> Queue<T> {
         } else {
             Trial::default()
         };
-        self.events += item.weight();
         let mark = if self.held.contains(item.key()) {
             Mark::Parked
         } else {
@@ -275,6 +271,14 @@ impl<T: Item> Queue<T> {
         entries.filter(|entry| entry.is_pending())
     }
 
+    /// The same, to be changed: it may come to stand for fewer events.
+    pub(super) fn pending_mut(&mut self, range: Range<usize>) -> impl Iterator<Item = &mut T> {
+        let end = range.end.min(self.entries.len());
+        let entries = self.entries.range_mut(range.start.min(end)..end);
+        let pending = entries.filter(|entry| entry.is_pending());
+        pending.map(|entry| &mut entry.item)
+    }
+
     /// The first pending event of each key but the head's, with their offsets.
     pub(super) fn first_of_their_keys(&self) -> impl Iterator<Item = (usize, &Entry<T>)> {
         let mut seen = BTreeSet::new();
@@ -336,11 +340,6 @@ impl<T: Item> Queue<T> {
             .iter()
             .take_while(|entry| !entry.is_pending())
             .count();
-        let settled: Vec<_> = self.entries.drain(..decided).map(Entry::settle).collect();
-        self.events -= settled
-            .iter()
-            .map(|settled| settled.item.weight())
-            .sum::<usize>();
-        settled
+        self.entries.drain(..decided).map(Entry::settle).collect()
     }
 }

@@ -1,5 +1,5 @@
-//! Everything at once: writers that commit, roll back and prepare, while dispatchers, backends and the server are killed and
-//! the receivers fail at random. Every committed event arrives everywhere, and nothing else does.
+//! Everything at once: writers that commit, roll back and prepare, while dispatchers, backends and the server are killed, operators alter,
+//! pause and stop sinks, users leave transactions open, and the receivers and functions fail at random. Every committed event arrives everywhere, and nothing else does.
 //!
 //! The order of commits is known for each subject: a writer locks the subject's row, and counts it up. What was committed is
 //! known from the table of changes, in which each transaction tells what it emits: a commit whose answer was lost may or may
@@ -10,6 +10,7 @@
 mod blows;
 mod dice;
 mod endpoint;
+mod operators;
 #[path = "../scene/mod.rs"]
 mod scene;
 mod writer;
@@ -56,6 +57,10 @@ fn every_committed_event_arrives_and_nothing_else() {
     db.run(
         "select outbox.create_sink('function', 'function', config => '{\"function\": \"take\"}')",
     );
+    db.run(operators::REPORTS);
+    db.run(
+        "select outbox.create_sink('reports', 'function', config => '{\"function\": \"report\"}')",
+    );
     drop(db);
 
     let run = Run::new(cluster.config("postgres", "app"));
@@ -67,6 +72,7 @@ fn every_committed_event_arrives_and_nothing_else() {
             let writer = Writer::new(&run, Dice::new(seed, number), number);
             scope.spawn(move || writer.write());
         }
+        scope.spawn(|| operators::operate(&run, Dice::new(seed, 300)));
         let mut dice = Dice::new(seed, 200);
         let tell = || told(&cluster.read().unwrap());
         // Spread over the run, however fast the machine is; all of them, and in a long run again and again.
@@ -80,6 +86,7 @@ fn every_committed_event_arrives_and_nothing_else() {
     });
     let cluster = cluster.into_inner().unwrap();
     let mut db = cluster.connect();
+    operators::put_right(&mut db);
     for gid in db.all::<String>("select gid from pg_prepared_xacts") {
         db.run(&format!("commit prepared '{gid}'"));
     }
@@ -91,18 +98,19 @@ fn every_committed_event_arrives_and_nothing_else() {
         let have = || arrivals.lock().unwrap().seen.len() as u64;
         until_all_are_there(sink, wanted, have, || told(&cluster));
     }
-    let have = || {
-        db.one::<i64>("select count(*) from received")
-            .cast_unsigned()
-    };
-    until_all_are_there("function", wanted, have, || told(&cluster));
-    for sink in ["fast", "slow", "function"] {
+    for (sink, table) in [("function", "received"), ("reports", "reported")] {
+        let count = format!("select count(*) from {table}");
+        let have = || db.one::<i64>(&count).cast_unsigned();
+        until_all_are_there(sink, wanted, have, || told(&cluster));
+    }
+    for sink in ["fast", "slow", "function", "reports"] {
         let idle = scene::until_idle(&mut db, sink);
         assert_eq!((idle.dead_letters, idle.lag_events), (0, 0), "{sink}");
     }
     committed.are_what_arrived("fast", &fast_arrivals.lock().unwrap());
     committed.are_what_arrived("slow", &slow_arrivals.lock().unwrap());
-    committed.are_what_was_received(&mut db);
+    committed.are_what_was_received(&mut db, "function", "received");
+    committed.are_what_was_received(&mut db, "reports", "reported");
 }
 
 fn cluster() -> Cluster {
@@ -118,6 +126,7 @@ fn cluster() -> Cluster {
          insert into subjects select n from generate_series(0, {SUBJECTS} - 1) n;
          create table changes (id text primary key, subject bigint not null, version bigint not null);
          create table received (number bigserial, id text, subject text, version bigint);
+         create table reported (number bigserial, id text, subject text, version bigint);
          create function take(events outbox.event[]) returns void language plpgsql as $$
          begin
              insert into received (id, subject, version)
@@ -221,26 +230,18 @@ impl Committed {
         );
     }
 
-    /// In the table into which the function sink writes.
-    fn are_what_was_received(&self, db: &mut Client) {
-        let rows = db
-            .query(
-                "select id, subject, version from received order by number",
-                &[],
-            )
-            .expect("what was received can be read");
-        assert_eq!(
-            rows.len(),
-            self.ids.len(),
-            "the function has each event once"
-        );
+    /// In the table into which a function sink writes.
+    fn are_what_was_received(&self, db: &mut Client, sink: &str, table: &str) {
+        let sql = format!("select id, subject, version from {table} order by number");
+        let rows = db.query(&sql, &[]).expect("what was received can be read");
+        assert_eq!(rows.len(), self.ids.len(), "{sink} has each event once");
         let mut received: HashMap<String, Vec<i64>> = HashMap::new();
         for row in &rows {
             assert!(self.ids.contains(row.get::<_, &str>(0)));
             received.entry(row.get(1)).or_default().push(row.get(2));
         }
         for (subject, versions) in &received {
-            self.assert_in_order("function", subject, versions);
+            self.assert_in_order(sink, subject, versions);
         }
     }
 

@@ -57,7 +57,7 @@ impl Run {
         Ending(self)
     }
 
-    fn is_done(&self) -> bool {
+    pub fn is_done(&self) -> bool {
         self.done.load(Ordering::SeqCst)
     }
 }

@@ -102,6 +102,7 @@ fn is_taken_once(holds_up: &str) {
         sink(&mut db, r#"{"function": "take"}"#, ", batch_size => 8");
         emit(&mut db, 1..=8);
         until_seen(&mut db, 7);
+        println!("{name}");
         interrupt(&cluster);
         let mut db = cluster.connect();
         if name != "another function" {
@@ -169,4 +170,32 @@ fn numbers_that_begin_again_are_of_other_events() {
     until_seen(&mut db, 8);
     until_idle(&mut db, "taker");
     assert_eq!(seen(&mut db), ids(11..=18));
+}
+
+#[test]
+fn what_is_done_of_a_transaction_that_comes_again_is_done_once() {
+    for holds_up in ["bad", "later"] {
+        for (name, interrupt) in interruptions() {
+            let cluster = quick().setting("outbox.poison_attempts", "1000").start();
+            let mut db = cluster.connect();
+            with_function(&mut db, "take");
+            db.run(&format!("insert into {holds_up} values ('n2')"));
+            let arguments = ", batch_size => 8, \"grouping\" => 'transaction'";
+            sink(&mut db, r#"{"function": "take"}"#, arguments);
+            db.run("begin");
+            emit(&mut db, 1..=4);
+            db.run("commit");
+            until_seen(&mut db, 3);
+            interrupt(&cluster);
+            let mut db = cluster.connect();
+            if name != "another function" {
+                db.run("select outbox.emit('test', subject => 'n9', id => 'n9')");
+            }
+            db.run("truncate bad, later");
+            until_idle(&mut db, "taker");
+            let mut taken = ids(1..=4);
+            taken.push("n9".to_owned());
+            assert_eq!(seen(&mut db), taken, "{name}, {holds_up}");
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! What a course hands over, and what becomes of it. With a function, delivery and save are one transaction.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,6 +132,7 @@ impl Course {
         if *outcome == Outcome::Delivered {
             self.redelivery.sink_is_up();
         }
+        self.leave_out_what_is_done(outcome);
         let outcome = self.by_entry(outcome);
         self.delivery = None;
         self.tell_parked(&outcome);
@@ -138,6 +140,43 @@ impl Course {
         let settled = self.engine.outcome(now(), &outcome);
         self.settle(settled);
         self.note_ahead();
+    }
+
+    /// What a function has done of an entry that comes again is committed with this call, and it must not be asked for it twice. Other
+    /// destinations get the entry again as a whole.
+    fn leave_out_what_is_done(&mut self, outcome: &Outcome) {
+        let Some(Delivery { owners, .. }) = &self.delivery else {
+            return;
+        };
+        let (failures, untried): (&[Failure], &[usize]) = match outcome {
+            Outcome::Partial(failures) => (failures, &[]),
+            Outcome::Cut {
+                failures, untried, ..
+            } => (failures, untried),
+            Outcome::Delivered | Outcome::Failed(_) => return,
+        };
+        if matches!(self.target, Target::Network) {
+            return;
+        }
+        let open = failures.iter().map(|failure| failure.index);
+        let open = open.chain(untried.iter().copied()).collect::<BTreeSet<_>>();
+        let comes_again = open.iter().filter_map(|index| owners.get(*index).copied());
+        let comes_again = comes_again.collect::<BTreeSet<_>>();
+        let mut first = 0;
+        for (index, entry) in self.engine.in_flight_mut().enumerate() {
+            let seqs = entry
+                .events
+                .iter()
+                .map(|event| event.position.seq)
+                .enumerate();
+            let done = seqs.filter(|(offset, _)| !open.contains(&(first + offset)));
+            let done = done.map(|(_, seq)| seq).collect::<BTreeSet<_>>();
+            first += entry.events.len();
+            if comes_again.contains(&index) && !done.is_empty() {
+                self.unsaved.delivered += done.len() as u64;
+                entry.leave_out(|seq| done.contains(&seq));
+            }
+        }
     }
 
     /// Sinks speak of events; the engine of entries, which may hold several. An entry of which some events were not tried was not

@@ -67,8 +67,7 @@ impl Course {
 
     /// What has gone through ahead is written like what is settled.
     pub(super) fn note_ahead(&mut self) {
-        if self.engine.through_ahead().next().is_some() && self.through_ahead() != self.saved.ahead
-        {
+        if self.through_ahead() != self.saved.ahead {
             self.touch();
         }
     }
