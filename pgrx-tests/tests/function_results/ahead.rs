@@ -199,3 +199,37 @@ fn what_is_done_of_a_transaction_that_comes_again_is_done_once() {
         }
     }
 }
+
+#[test]
+fn what_went_through_ahead_of_an_event_that_is_gone_is_done_once_and_the_next_is_done() {
+    let ways = [
+        "delete from outbox.events where id = 'n1'",
+        "select outbox.alter_sink('taker', filter => 'id <> ''n1''')",
+    ];
+    for way in ways {
+        let cluster = quick().start();
+        let mut db = cluster.connect();
+        let pause = |db: &mut Client| {
+            db.run("select outbox.pause_sink('taker')");
+            until("the lease to be given back", || {
+                status(db, "taker").lease_pid.is_none().then_some(())
+            });
+        };
+        with_function(&mut db, "take");
+        db.run("insert into bad values ('n1')");
+        sink(&mut db, r#"{"function": "take"}"#, ", batch_size => 8");
+        emit(&mut db, 1..=5);
+        until_seen(&mut db, 4);
+        pause(&mut db);
+        db.run(way);
+        db.run("insert into later values ('n6')");
+        emit(&mut db, 6..=7);
+        db.run("select outbox.resume_sink('taker')");
+        until_seen(&mut db, 5);
+        // Another process goes by what is stored.
+        pause(&mut db);
+        db.run("truncate later; select outbox.resume_sink('taker')");
+        until_idle(&mut db, "taker");
+        assert_eq!(seen(&mut db), ids(2..=7), "{way}");
+    }
+}

@@ -1,6 +1,6 @@
 //! What is parked outlasts processes, servers, retention and dumps.
 
-use outbox_tests::{Cluster, Mode, Signal, Sql, until};
+use outbox_tests::{Cluster, Mode, Reply, Signal, Sql, until};
 use serde_json::json;
 
 use super::scene::{http_sink, quick, replace_dispatcher, status, until_idle, until_status};
@@ -76,6 +76,37 @@ fn restarts_lose_nothing_and_reorder_nothing() {
     until_idle(&mut db, "keys");
     assert_eq!(moody.taken("a"), "a1 a2 a3 a4 a5 a6");
     assert_eq!(status(&mut db, "keys").dead_letters, 0);
+}
+
+#[test]
+fn what_is_read_behind_an_event_that_is_parked_at_once_is_not_passed_over() {
+    let cluster = patient();
+    let mut db = cluster.connect();
+    let moody = Moody::start();
+    moody.refuses("a1");
+    http_sink(
+        &mut db,
+        "keys",
+        &moody.receiver,
+        json!({"mode": "single", "timeout_ms": 600_000}),
+        "isolation => 'key'",
+    );
+    emit(&mut db, "a1 b0 a2");
+    until_parked(&mut db, "keys", "a1 a2");
+    let requests = moody.receiver.requests().len();
+    moody.receiver.reply_always(Reply::hang());
+    emit(&mut db, "a3 b1");
+    until_parked(&mut db, "keys", "a1 a2 a3");
+    moody.receiver.wait_for_requests(requests + 1);
+    db.run("create table flushed ()");
+    let pid = status(&mut db, "keys").lease_pid.unwrap();
+    cluster.kill_backend(pid, Signal::KILL);
+    until("the session to be lost", || {
+        db.simple_query("").is_err().then_some(())
+    });
+    moody.receiver.reply_always(Reply::ok());
+    cluster.wait_until_it_answers();
+    moody.takes("b1");
 }
 
 #[test]

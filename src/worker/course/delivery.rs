@@ -215,7 +215,14 @@ impl Course {
         }
     }
 
+    /// Takes what has left the engine, while all that was read is in it.
     pub(super) fn settle(&mut self, settled: Vec<Settled<Entry>>) {
+        self.take_settled(settled);
+        self.settle_behind_reader();
+    }
+
+    /// Takes what has left the engine, while more of what was read is still to come.
+    pub(super) fn take_settled(&mut self, settled: Vec<Settled<Entry>>) {
         for Settled { item, fate } in settled {
             self.settled = item.place();
             if let Some(position) = item.events.iter().map(|event| event.position).max() {
@@ -232,7 +239,6 @@ impl Course {
             self.touch();
         }
         self.release_keys();
-        self.settle_behind_reader();
     }
 
     /// Whether there is something to hand over now.

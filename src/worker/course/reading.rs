@@ -49,7 +49,7 @@ impl Course {
 
     /// Puts an entry in line. Events of it that went through ahead may have done so in other company: entries are put together by the
     /// settings of the day.
-    pub(super) fn push(&mut self, mut entry: Entry) {
+    fn push(&mut self, mut entry: Entry) {
         let through = entry.seqs().filter(|seq| self.ahead.contains(seq));
         let through = through.collect::<BTreeSet<_>>();
         let settled = if through.len() == entry.events.len() {
@@ -62,7 +62,7 @@ impl Course {
             self.engine.push(entry)
         };
         self.ahead.retain(|seq| !through.contains(seq));
-        self.settle(settled);
+        self.take_settled(settled);
     }
 
     /// What has gone through ahead is written like what is settled.
@@ -129,7 +129,7 @@ impl Course {
         self.leaving
     }
 
-    /// With nothing pending, all that was read is settled.
+    /// With nothing pending, and nothing read that is still to be put in line, all that was read is settled.
     pub(super) fn settle_behind_reader(&mut self) {
         if self.engine.is_empty() {
             self.settled = self.reader.place.clone();
