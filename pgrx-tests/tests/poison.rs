@@ -479,3 +479,37 @@ fn trouble_is_told_from_the_first_failure_on_and_so_is_its_end() {
         cluster.log().contains(&line).then_some(())
     });
 }
+
+#[test]
+fn a_letter_that_cannot_be_written_for_now_is_written_whole_later() {
+    let cluster = quick().start();
+    let mut db = cluster.connect();
+    db.run(
+        "create table disk_full (is_so bool);
+         insert into disk_full values (true);
+         create function refuse() returns trigger language plpgsql as $$
+         begin
+             if new.event ? 'data' and exists (select from public.disk_full) then
+                 raise exception 'could not extend file' using errcode = 'disk_full';
+             end if;
+             return new;
+         end $$;
+         create trigger refuse before insert on outbox.dead_letters for each row execute function refuse()",
+    );
+    let receiver = Receiver::start();
+    refuse(&receiver, [2]);
+    http_sink(&mut db, "picky", &receiver, json!({}), "");
+    emit(&mut db, 1..=8);
+    until_status(&mut db, "picky", "trouble with its letters", |status| {
+        status.dead_letters > 0
+            || status
+                .last_error
+                .as_deref()
+                .is_some_and(|error| error.contains("53100"))
+    });
+    db.run("truncate disk_full");
+    let dead = until_dead(&mut db, "picky", 1);
+    assert_eq!(dead[0].event["data"], json!({"n": 2}));
+    until_idle(&mut db, "picky");
+    receiver.wait_for_distinct(7);
+}

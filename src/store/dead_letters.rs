@@ -3,6 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::envelope::{Event, Position};
+use crate::pg::error::PgError;
 use crate::pg::spi::{Arg, Spi};
 
 /// An event to be set aside.
@@ -96,6 +97,15 @@ pub(crate) fn failed_again(spi: &Spi, sink: &str, position: Position, error: &st
 pub(crate) fn given_up(spi: &Spi, sink: &str, position: Position) -> bool {
     let sql = "update outbox.dead_letters d set redeliver_at = null from free f";
     settle(spi, sql, sink, position, None)
+}
+
+/// Whether a letter was not written for what is in it: a limit of Postgres, data that jsonb does not take, or more memory than one value
+/// may have. Not for a cancel request, a lock, a full disk and the like.
+pub(crate) fn cannot_hold(error: &PgError) -> bool {
+    let code = error.sqlstate();
+    ["22", "54", "53200", "XX000"]
+        .iter()
+        .any(|of_the_event| code.starts_with(of_the_event))
 }
 
 /// The JSON text that stands for an event which is too large for a letter: where it was, how many bytes its text has, and their SHA-256.

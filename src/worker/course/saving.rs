@@ -230,10 +230,15 @@ impl Course {
                 };
                 transaction::nested(|| dead_letters::write(spi, &letter))
             };
-            // Where the table cannot hold it, it holds what tells it apart.
-            if letter(&json).is_err()
-                && let Err(error) = letter(&dead_letters::stand_in(event, &json))
-            {
+            let written = match letter(&json) {
+                // The table holds what tells it apart.
+                Err(error) if dead_letters::cannot_hold(&error) => {
+                    letter(&dead_letters::stand_in(event, &json))
+                }
+                // Any other reason may pass, and the event is not to be lost for it.
+                written => written,
+            };
+            if let Err(error) = written {
                 Complaint::new(error.code, error.summary()).raise();
             }
             // Not the error: a function or a receiver may quote the event in it.
