@@ -513,3 +513,25 @@ fn a_letter_that_cannot_be_written_for_now_is_written_whole_later() {
     until_idle(&mut db, "picky");
     receiver.wait_for_distinct(7);
 }
+
+#[test]
+fn an_event_whose_text_is_ten_thousand_times_as_large_as_it_is_stored_is_its_own_trouble() {
+    let cluster = quick().setting("outbox.poison_attempts", "1").start();
+    let mut db = cluster.connect();
+    let receiver = Receiver::start();
+    http_sink(&mut db, "web", &receiver, json!({}), "");
+    // Numbers of 131,072 digits, of which one is stored.
+    db.run(
+        "begin;
+         select outbox.emit('test', id => 'n1');
+         select outbox.emit('test', jsonb_agg(1e131071), id => 'n2') from generate_series(1, 8300);
+         select outbox.emit('test', id => 'n3');
+         commit",
+    );
+    receiver.wait_for_distinct(2);
+    let dead = until_dead(&mut db, "web", 1);
+    assert_eq!(dead[0].id(), "n2");
+    assert!(dead[0].error.contains("too large"), "{dead:?}");
+    until_idle(&mut db, "web");
+    assert_eq!(receiver.ids(), ids_without(3, &[2]));
+}

@@ -54,10 +54,9 @@ pub(crate) struct Found {
 
 /// An event of a database in SQL_ASCII, which takes any bytes, may not be fit for JSON.
 const UNSAYABLE: &str = "it holds text that is not valid UTF-8";
-/// Control characters have texts of six.
 const UNPRINTABLE: &str = "its payload or headers are too large to be printed";
-/// Bytes of jsonb. A text of Postgres has a gigabyte at the most.
-const MAY_NOT_BE_PRINTABLE: usize = 100 << 20;
+/// Bytes of jsonb. A text of Postgres has a gigabyte at the most, and a number that takes 16 bytes may have a text of 147,456.
+const MAY_NOT_BE_PRINTABLE: usize = 64 << 10;
 
 /// A stretch of a window.
 pub(crate) struct Page {
@@ -136,7 +135,7 @@ pub(crate) fn is_for(stream: &Stream, sink: Option<i32>) -> String {
     }
 }
 
-/// Bytes of payload and headers, uncompressed, after which a page ends: one huge event among many must not fill the memory.
+/// Bytes of payload and headers, uncompressed and as texts, after which a page ends: one huge event among many must not fill the memory.
 const PAGE_BYTES: usize = 16 << 20;
 
 /// The statement that reads a window of a stream, in order of seq. Parameters: $1 the stream's name, $2 the seq behind which part (a) begins,
@@ -240,6 +239,11 @@ pub(crate) fn read(spi: &Spi, stream: &Stream, place: &Place, limit: usize, want
             page.pass(row, Mark { group: seq, seq });
             if let Some(found) = take(row, page.end, want, record.as_ref()) {
                 bytes += row.raw_json_size(8) + row.raw_json_size(9);
+                let texts = [&found.event.payload, &found.event.headers];
+                bytes += texts
+                    .map(|text| text.as_ref().map_or(0, String::len))
+                    .iter()
+                    .sum::<usize>();
                 page.found.push(found);
             }
             ControlFlow::Continue(())

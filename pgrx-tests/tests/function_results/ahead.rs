@@ -34,8 +34,10 @@ fn until_seen(db: &mut Client, count: i64) {
     });
 }
 
+type Interruption = (&'static str, fn(&Cluster));
+
 /// Ends what serves the sink in each way there is; the sink is served again after that.
-fn interruptions() -> Vec<(&'static str, fn(&Cluster))> {
+fn interruptions() -> Vec<Interruption> {
     fn pid(db: &mut Client) -> i32 {
         until("a holder of the lease", || status(db, "taker").lease_pid)
     }
