@@ -475,6 +475,9 @@ impl<T: Item> Engine<T> {
             self.neighbours.failed(offset);
             self.postpone(now, 0, None);
         }
+        // In a small batch it would keep all others waiting.
+        self.sizing.cleared();
+        self.sizing.grow(self.policy.batch_size);
         self.proven = 0;
         self.up_meanwhile = false;
         self.not_before = self.not_before.max(Some(now.after(self.policy.retry_min)));

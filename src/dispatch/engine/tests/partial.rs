@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::super::{Failure, Fate, Health, Outcome, Time};
-use super::super::Step;
+use super::super::super::{Checkpoint, Failure, Fate, Health, Outcome, Time};
+use super::super::{Engine, Step};
 use super::sink::{Style, policy};
 use super::world::World;
 
@@ -247,6 +247,32 @@ fn a_delivery_in_which_nothing_was_tried_comes_again_as_it_was() {
     assert_eq!(world.engine.next(now), Step::Deliver(0..6));
     assert_eq!(world.engine.to_deliver(&(0..6)).count(), 3);
     assert_eq!(world.engine.outcome(now, &Outcome::Delivered).len(), 6);
+}
+
+#[test]
+fn a_head_that_is_put_off_keeps_nobody_waiting_in_a_small_batch() {
+    let mut world = world(Style::Mute, []);
+    // The search for an event that is gone since has left it at one.
+    let checkpoint = Checkpoint {
+        size: Some(1),
+        ..Checkpoint::default()
+    };
+    world.engine = Engine::restore(world.policy, checkpoint);
+    world.write_many(4);
+    world.read();
+    let mut now = Time(world.now);
+    let head = Outcome::Cut {
+        failures: Vec::new(),
+        untried: vec![0],
+        retry_after: None,
+    };
+    for _ in 0..4 {
+        if let Step::Deliver(_) = world.engine.next(now) {
+            assert!(world.engine.outcome(now, &head).is_empty());
+        }
+        now = Time(now.0 + 1_000);
+    }
+    assert_eq!(world.engine.through_ahead().count(), 3);
 }
 
 #[test]
