@@ -15,6 +15,9 @@ pub(crate) fn is_name(text: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"._@-".contains(&byte))
 }
 
+/// The state of a sink that cannot run as it is.
+pub(crate) const SET_ASIDE: &str = "error";
+
 /// A sink as its row says.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SinkRow {

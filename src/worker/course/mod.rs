@@ -64,6 +64,8 @@ pub(crate) struct Course {
     greatest: Position,
     unsaved: Unsaved,
     saved_health: Health,
+    /// It has got on since it was taken: it is not what it was set aside for any more.
+    gets_on: bool,
     telling: Telling,
     /// The seqs of events that went through ahead and have not been read again yet.
     ahead: BTreeSet<i64>,
@@ -219,6 +221,7 @@ impl Course {
             leaving: false,
             goes_on: false,
             has_more: true,
+            gets_on: false,
             telling: Telling::of(&saved_health),
             saved_health,
             sink,

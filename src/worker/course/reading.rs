@@ -36,6 +36,7 @@ impl Course {
             }
         }
         self.has_more = reading.more;
+        self.gets_on |= !reading.more && reading.entries.is_empty();
         self.goes_on = reading.more && reading.passed == 0;
         for entry in reading.entries {
             self.push(entry);

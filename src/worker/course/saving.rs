@@ -90,6 +90,9 @@ impl Course {
         }
         let health = self.health();
         let remembers = health.checkpoint != self.saved_health.checkpoint;
+        if self.saved_health.state == sinks::SET_ASIDE && health.is_well() && !self.gets_on {
+            return None;
+        }
         let is_well = health.is_well() && health.next_attempt_at.is_none();
         (health != self.saved_health && (remembers || !(was_well && is_well))).then_some(health)
     }
@@ -194,6 +197,7 @@ impl Course {
     /// What was written has been committed.
     pub(crate) fn committed(&mut self, written: Written) {
         if let Some(to) = written.to {
+            self.gets_on = true;
             self.saved = to;
             self.parking.saved();
             self.unsaved = Unsaved::default();

@@ -153,11 +153,14 @@ impl Dispatcher {
     /// A sink that cannot run as it is: says so, and is tried again when it changes, or after a while.
     pub(super) fn set_aside(&mut self, spi: &Spi, version: &Version, problem: &str) {
         let id = version.id.as_str();
-        let failures = self
-            .waiting
-            .get(id)
-            .map_or(0, |waiting| waiting.failures)
-            .saturating_add(1);
+        let before = health::load(spi, id).unwrap_or_default();
+        // One that was set aside and taken again, by whichever process, has not got on since.
+        let in_a_row = match before.state.as_str() {
+            sinks::SET_ASIDE => before.attempts,
+            _ => 0,
+        };
+        let waiting = self.waiting.get(id).map_or(0, |waiting| waiting.failures);
+        let failures = waiting.max(in_a_row).saturating_add(1);
         let wait = settings::retry_min()
             .saturating_mul(1 << failures.min(20))
             .min(settings::retry_max());
@@ -165,13 +168,12 @@ impl Dispatcher {
         if !lock::hold_ours(&[c"sinks", c"sink_health"], Use::Writing) {
             return;
         }
-        let before = health::load(spi, id).unwrap_or_default();
         if before.last_error.as_deref() != Some(problem) {
             pgrx::warning!("pg_outbox: sink \"{id}\" cannot run: {problem}");
         }
         let next =
             i64::try_from((now().0 + u64::try_from(wait.as_millis()).unwrap_or(0)) * 1000).ok();
-        let state = "error".to_owned();
+        let state = sinks::SET_ASIDE.to_owned();
         health::save(
             spi,
             id,
