@@ -16,33 +16,36 @@ use workers::{another_dispatcher, dispatcher, kill_dispatcher, terminate, until_
 /// Lets so many requests pass, and holds the others until it is opened.
 #[derive(Default)]
 struct Barrier {
-    left: Mutex<usize>,
+    upto: Mutex<u64>,
     changed: Condvar,
 }
 
 impl Barrier {
-    /// In front of a receiver.
-    fn before(receiver: &Receiver, passing: usize) -> Arc<Self> {
+    /// In front of a receiver: the first so many events pass, in whatever order they arrive.
+    fn before(receiver: &Receiver, upto: u64) -> Arc<Self> {
         let barrier = Arc::new(Self {
-            left: Mutex::new(passing),
+            upto: Mutex::new(upto),
             changed: Condvar::new(),
         });
         let script = Arc::clone(&barrier);
-        receiver.reply_with(move |_| {
-            script.pass();
+        receiver.reply_with(move |request| {
+            script.pass(id_of(request)[1..].parse().unwrap());
             Reply::ok()
         });
         barrier
     }
 
-    fn pass(&self) {
-        let left = self.left.lock().unwrap();
-        let mut left = self.changed.wait_while(left, |left| *left == 0).unwrap();
-        *left -= 1;
+    fn pass(&self, number: u64) {
+        let upto = self.upto.lock().unwrap();
+        drop(
+            self.changed
+                .wait_while(upto, |upto| number > *upto)
+                .unwrap(),
+        );
     }
 
     fn open(&self) {
-        *self.left.lock().unwrap() = usize::MAX;
+        *self.upto.lock().unwrap() = u64::MAX;
         self.changed.notify_all();
     }
 }
