@@ -91,11 +91,12 @@ fn what_is_parked_goes_with_its_sink_and_waits_while_it_is_paused() {
         db.one::<i64>("select count(*) from outbox.parked where sink = 'two'"),
         0
     );
-    moody.refuses("");
     let paused = until_status(&mut db, "one", "paused, and let go", |status| {
         status.state == "paused" && status.lease_pid.is_none()
     });
     assert_eq!(paused.lag_events, 2);
+    // Not before: what is under way when a sink is paused is waited for.
+    moody.refuses("");
     moody.receiver.clear();
     db.run("select outbox.resume_sink('one')");
     moody.takes("a1 a2");
