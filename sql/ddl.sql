@@ -185,7 +185,7 @@ declare
     is_behind boolean;
 begin
     for s in select t.* from outbox.streams t join pg_event_trigger_ddl_commands() d on d.classid = 'pg_class'::regclass and d.objid = t.sequence loop
-        execute format('select q.last_value < (select max(e.seq) from %s e) from %s q', s.relation, s.sequence) into is_behind;
+        execute format('select case when q.is_called then q.last_value + 1 else q.last_value end <= (select max(e.seq) from %s e) from %s q', s.relation, s.sequence) into is_behind;
         if is_behind then
             raise exception 'the numbers of stream "%" do not begin again', s.name
                 using errcode = '22023', detail = 'Sinks have passed the numbers that its sequence would give to new events.',

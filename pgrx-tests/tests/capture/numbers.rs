@@ -178,6 +178,10 @@ fn numbers_do_not_begin_again_below_events_that_are_there() {
     let refusal = db.refused("alter sequence outbox.events_seq_seq restart");
     assert_eq!(refusal.sqlstate, "22023");
     assert!(refusal.hint.is_some());
+    // The greatest of them would be given out once more.
+    let refusal = db.refused("alter sequence outbox.events_seq_seq restart with 50");
+    assert_eq!(refusal.sqlstate, "22023");
+    db.run("alter sequence outbox.events_seq_seq restart with 51");
     db.run("alter sequence outbox.events_seq_seq cache 7 increment 3 cycle; alter sequence outbox.events_seq_seq restart with 1000");
     db.run("select outbox.emit('a')");
     assert_eq!(db.one::<i64>("select max(seq) from outbox.events"), 1000);
